@@ -5,7 +5,9 @@ No token's time should hold the counting, nor the plan of a decode step that not
 
 from __future__ import annotations
 
-from engines.dispatch import Routing, Tally
+from collections.abc import Sequence
+
+from engines.dispatch import DispatchPlan, Routing, Tally
 from engines.heat import HeatCounts
 from engines.model.decode import StepPlans
 from engines.profile import Profile
@@ -51,12 +53,12 @@ class Counting:
         for step in self._uncounted:
             if step.is_fused:
                 step.tell(self._heat.hold)
-            else:
-                self._compare(step)
+            plans = list(step)
+            self._compare(plans)
+            self._tallies += [plan.tally for plan in plans if plan is not None]
         for layer, found in shown.likeness.take().items():
             self._heat.alike(layer, found)
-        tallies = [*self._tallies, *(plan.tally for step in self._uncounted for plan in step if plan is not None)]
-        self._tallies.clear()
+        tallies, self._tallies = self._tallies, []
         self._uncounted.clear()
         unused = EngineCounters(prefetched_unused=shown.take_unused())
         counted = EngineCounters.total([unused, *(tally.counters() for tally in tallies)])
@@ -67,7 +69,7 @@ class Counting:
         self._counters = EngineCounters.total([self._counters, counted])
         self._heat.count()
 
-    def _compare(self, plans: StepPlans) -> None:
+    def _compare(self, plans: Sequence[DispatchPlan | None]) -> None:
         """What had been predicted, with what the routers chose."""
         for layer, plan in enumerate(plans):
             if plan is not None and plan.foretold is not None:

@@ -8,6 +8,7 @@ Legend: T tokens, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ class Likeness:
 
     def __init__(self) -> None:
         self._held: list[tuple[int, Tensor, Tensor]] = []
+        self._held_rows: list[tuple[Sequence[int], Tensor]] = []
         self._n_bytes = 0
 
     def hold(self, layer: int, shown_TH: Tensor, true_TH: Tensor) -> None:
@@ -41,12 +43,26 @@ class Likeness:
             self._held.append((layer, shown_TH, true_TH))
             self._n_bytes += n_bytes
 
+    def hold_rows(self, layers: Sequence[int], states_2PH: Tensor) -> None:
+        """Of one token in several layers: what was shown, a row of each, and what is true."""
+        row_bytes = states_2PH.nbytes // len(layers)
+        n_rows = min(len(layers), (MOST_BYTES - self._n_bytes) // row_bytes)
+        if n_rows:
+            self._held_rows.append((layers[:n_rows], states_2PH))
+            self._n_bytes += n_rows * row_bytes
+
     def take(self) -> dict[int, Cosines]:
         """Of each layer, since the last call."""
         found: dict[int, Cosines] = {}
-        for layer, shown_TH, true_TH in self._held:
+        for layer, shown_TH, true_TH in [*self._held, *self._rows()]:
             own = Cosines(len(shown_TH), float(F.cosine_similarity(shown_TH.double(), true_TH.double(), dim=-1).sum()))
             found[layer] = found[layer].plus(own) if layer in found else own
         self._held.clear()
+        self._held_rows.clear()
         self._n_bytes = 0
         return found
+
+    def _rows(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        for layers, (shown_PH, true_PH) in self._held_rows:
+            for row, layer in enumerate(layers):
+                yield layer, shown_PH[row : row + 1], true_PH[row : row + 1]

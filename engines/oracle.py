@@ -80,6 +80,7 @@ class Oracle:
     needs_saliency = False
     couples_tokens = False
     asks = NOTHING
+    guesses = None
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
         ids_TK = seen.routing.expert_ids_TK

@@ -50,6 +50,10 @@ class ExpertPredictor(Protocol):
         """Of the next sparse layer; None after the last one."""
         ...
 
+    def rule(self, layer: int) -> GuessRule | None:
+        """How `predict` guesses there; None after the last sparse layer, and where it must be asked."""
+        ...
+
 
 @dataclass(frozen=True)
 class NextRouter:
@@ -60,6 +64,27 @@ class NextRouter:
     router: RouterWeights
     config: RouterConfig
     weights_input: bool
+
+
+@dataclass(frozen=True, eq=False)
+class GuessRule:
+    """How a layer guesses, said beforehand, so that a decode step need not ask between router and experts.
+
+    router: of the layer that is guessed for. vectors_EH: the default vectors of the layer that knows, for the
+    quasi-hidden state; None: what its own router reads is shown. estimator: in the router's place."""
+
+    router: NextRouter
+    vectors_EH: Tensor | None = None
+    estimator: Estimator | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class GuessRules:
+    """of_layer: by the layer that knows. are_executed: each layer executes what was guessed for it, and not what its
+    router chooses."""
+
+    of_layer: Mapping[int, GuessRule]
+    are_executed: bool
 
 
 def why_not(config: ModelConfig) -> str | None:
@@ -119,6 +144,14 @@ class RouterPredictor:
             shown_TH = quasi_hidden(known, self._vectors_EH[known.layer], router)
         return Prediction(router.layer, route(shown_TH, router.router, router.config), shown_TH)
 
+    def rule(self, layer: int) -> GuessRule | None:
+        router = self._routers.get(layer)
+        if router is None:
+            return None
+        if self._source == "q" and self._vectors_EH is not None:
+            return GuessRule(router, self._vectors_EH[layer])
+        return GuessRule(router)
+
 
 class EstimatorPredictor:
     """A trained network in the router's place, shown the quasi-hidden state."""
@@ -136,6 +169,10 @@ class EstimatorPredictor:
         logits_TE = self._estimator.logits(state_TH, known.layer)
         return Prediction(router.layer, choose(logits_TE, router.router.correction_E, router.config), state_TH)
 
+    def rule(self, layer: int) -> GuessRule | None:
+        router = self._routers.get(layer)
+        return None if router is None else GuessRule(router, self._vectors_EH[layer], self._estimator)
+
 
 class HybridPredictor:
     """For each layer one of two."""
@@ -145,4 +182,10 @@ class HybridPredictor:
         self._router, self._estimator, self._estimated_layers = router, estimator, estimated_layers
 
     def predict(self, known: KnownState) -> Prediction | None:
-        return (self._estimator if known.layer in self._estimated_layers else self._router).predict(known)
+        return self._of(known.layer).predict(known)
+
+    def rule(self, layer: int) -> GuessRule | None:
+        return self._of(layer).rule(layer)
+
+    def _of(self, layer: int) -> ExpertPredictor:
+        return self._estimator if layer in self._estimated_layers else self._router

@@ -58,6 +58,7 @@ class Ran:
         cache.start(sum(n for n, _ in STEPS))
         hidden: list[Tensor] = []
         self.plans: list[tuple[ChunkPhase, list[DispatchPlan]]] = []
+        self.fused_steps = 0
         with torch.inference_mode():
             for number, (chunk, (_, phase)) in enumerate(
                 zip(tokens().split([n for n, _ in STEPS]), STEPS, strict=True)
@@ -66,6 +67,7 @@ class Ran:
                 told(number)
                 found, plans = model.forward(chunk, cache, technique, phase, observer, shown=shown)
                 hidden.append(found)
+                self.fused_steps += plans.is_fused
                 self.plans.append((phase, [plan for plan in plans if plan is not None]))
             self.logits = model.logits(torch.cat(hidden))
 
@@ -124,3 +126,6 @@ class Recorded:
     def predict(self, known: KnownState) -> Prediction | None:
         later = [layer for step, layer in self.routings if step == self._now and layer > known.layer]
         return Prediction(min(later), self.routings[self._now, min(later)]) if later else None
+
+    def rule(self, layer: int) -> None:
+        """It must be asked."""

@@ -45,6 +45,7 @@ class AsDropless:
     needs_saliency = False
     couples_tokens = False
     asks = NOTHING
+    guesses = None
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
         return dropless().plan(seen)

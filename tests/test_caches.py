@@ -235,6 +235,8 @@ class Told:
         ids = torch.tensor([experts])
         return Prediction(known.layer + 1, Routing(ids, torch.ones(ids.shape), E))
 
+    def rule(self, layer: int) -> None: ...
+
 
 def prefetched(
     evict: str, slots: int, top_k: int, steps: Sequence[tuple[int, Sequence[int], Sequence[int] | None]]

@@ -102,8 +102,9 @@ def without_decoding(model: Transformer) -> Callable[..., torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["qwen3-moe", "qwen3-moe-some-dense", "mixtral"])
 @pytest.mark.parametrize("executes", ["prediction", "router"])
-def test_a_step_that_stops_for_every_plan_is_layer_by_layer_bit_for_bit(
-    kind: str, executes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_step_that_guesses_or_stops_for_every_guess_is_layer_by_layer_bit_for_bit(
+    stops: bool, kind: str, executes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Experts of the next layer are guessed from states that the kernels write over afterwards."""
     model, _ = model_of(kind, tmp_path)
@@ -111,7 +112,7 @@ def test_a_step_that_stops_for_every_plan_is_layer_by_layer_bit_for_bit(
     parameters = CustomParameters.model_validate({"route": route, "move": move})
     sizes = own_sizes(model.config)
     technique = parameters.build(BuildContext(512, sizes, model=model, routers_order=True))
-    expected, shown = Shown(technique.asks, sizes), Shown(technique.asks, sizes)
+    expected, shown = Shown(technique.asks, sizes), Shown(technique.asks, sizes, plans_first=stops)
     one_by_one = decoded(model, Watcher(), technique, expected)
     monkeypatch.setattr(model, "_layers", without_decoding(model))
     found = decoded(model, None, technique, shown)

@@ -77,6 +77,7 @@ class Laid:
     name = "laid"
     needs_saliency = True
     couples_tokens = False
+    guesses = None
 
     def __init__(self, layouts: dict[int, DecodeLayout], told: dict[int, DecodeLayout | None] | None = None) -> None:
         """told: what it says of its layouts, where that is not what it plans."""

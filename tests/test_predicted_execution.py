@@ -131,6 +131,7 @@ def test_predictions_are_executed_as_a_model_written_apart_executes_them(
     apart = WrittenApart(profile, predict)
     expected = apart.logits()
     found = Ran(model, built(name, model, sizes, profile, **changes), sizes)
+    assert found.fused_steps == 6
     torch.testing.assert_close(found.logits, expected, atol=2e-3, rtol=1e-3)
     n_predicted = sum(plan.routed_pairs for plan in found.of("decode") if plan.recalled is not None)
     assert (n_predicted, sum(plan.recalled or 0 for plan in found.of("decode"))) == (
@@ -160,11 +161,13 @@ def changed(folder: Path, to: Path, wanted: Callable[[str], bool]) -> str:
 
 
 @pytest.mark.parametrize("name", ["prefetch-hint", "router-pf", "est-pf", "hybrid-pf"])
+@pytest.mark.parametrize("watches", [True, False])
 def test_a_prefetch_does_not_hang_on_what_comes_later(
-    name: str, tmp_path: Path, bundled: tuple[Transformer, ModelSizes, Profile]
+    watches: bool, name: str, tmp_path: Path, bundled: tuple[Transformer, ModelSizes, Profile]
 ) -> None:
-    """Layer 1's experts, and layers 2 and 3 but for the norm and the router that a guess asks, give other values: what
-    they read and choose is another, and what layers 0 and 1 fetched for layers 1 and 2 is the same."""
+    """Inside of one call of the kernels, and where somebody watches each layer. Layer 1's experts, and layers 2 and 3
+    but for the norm and the router that a guess asks, give other values: what they read and choose is another, and what
+    layers 0 and 1 fetched for layers 1 and 2 is the same."""
     model, sizes, profile = bundled
 
     def later(tensor: str) -> bool:
@@ -176,10 +179,14 @@ def test_a_prefetch_does_not_hang_on_what_comes_later(
     other = Transformer(
         load_checkpoint(changed(BUNDLED_FOLDER / "tiny-qwen3-moe", tmp_path / "m", later), torch.float32)
     )
-    one, two = (Recorded() for _ in range(2))
-    a = Ran(model, built(name, model, sizes, profile), sizes, one, one.step)
-    b = Ran(other, built(name, other, sizes, profile), sizes, two, two.step)
-    assert not torch.equal(one.routings[2, 2].weights_TK, two.routings[2, 2].weights_TK)
+    a, b = (
+        Ran(one, built(name, one, sizes, profile), sizes, Recorded() if watches else None) for one in (model, other)
+    )
+    assert a.fused_steps == b.fused_steps == (0 if watches else 6)
+    chose = [ran.plans[2][1][2].compared for ran in (a, b)]
+    assert chose[0] is not None
+    assert chose[1] is not None
+    assert not torch.equal(chose[0][0].weights_TK, chose[1][0].weights_TK)
     for layer in (0, 1):
         for step in range(2, len(STEPS)):
             first, second = (ran.plans[step][1][layer] for ran in (a, b))

@@ -230,6 +230,8 @@ def test_a_hybrid_asks_the_estimator_where_it_recalls_more() -> None:
         def predict(self, known: KnownState) -> Prediction | None:
             return Prediction(known.layer + 1, self._routing)
 
+        def rule(self, layer: int) -> None: ...
+
     hybrid = HybridPredictor(Says(1), Says(2), frozenset({0}))
     nothing = torch.empty(1, 0)
     told = [

@@ -23,6 +23,8 @@ class Nobody:
     def predict(self, known: KnownState) -> Prediction | None:
         return None
 
+    def rule(self, layer: int) -> None: ...
+
 
 def routing(n_tokens: int, seed: int) -> Routing:
     generator = torch.Generator().manual_seed(seed)

@@ -27,9 +27,9 @@ from engines.coreml.predictor import ComputeUnits, Predictor
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import SaidLayouts
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows
 from engines.model.key_value_cache import Chunk, KeyValueCache, Step
+from engines.model.said_layouts import SaidLayouts
 from engines.model.transformer import Transformer
 from engines.shown import Shown
 from engines.techniques.base import Technique

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engines.decode_layout import DecodeLayout
 from engines.kernels.exchange import RankLostError
+from engines.kernels.guesses import GuessRoom
 from engines.kernels.library import library
 from engines.kernels.native import (
     AttentionStruct,
@@ -227,6 +228,7 @@ class Decoder:
         held: HeldTable | None = None,
         lacking: LackingExperts | None = None,
         exchange: object = None,
+        guesses: GuessRoom | None = None,
     ) -> None:
         """Turns the embedded token into the last layer's output, in place, and writes its keys and values [M, S, D].
         `serves` must hold of all tensors.
@@ -236,6 +238,8 @@ class Decoder:
 
         exchange: of ranks with some of the experts each, what `SharedSums.of_step` gave; all layers are plain then, and
         all experts at hand. Raises `RankLostError`.
+
+        guesses: where layers write what they guess of the next one's experts; None where none does.
         """
         assert exchange is None or (table.is_plain and held is None)
         assert serves(hidden_1H, cos_1P, sin_1P, *keys, *values)
@@ -265,6 +269,7 @@ class Decoder:
             address(rows_LE),
             exchange,
             None if held is None else ctypes.byref(held.struct),
+            None if guesses is None else ctypes.byref(guesses.struct),
             normed_1H.data_ptr(),
         )
         layer = kernels.joulebench_step(*arguments, 0, None, torch.get_num_threads())

@@ -12,6 +12,7 @@
 
 #include "exchange.h"
 #include "experts.h"
+#include "guess.h"
 #include "laid_out.h"
 #include "layer.h"
 #include "matrix.h"
@@ -116,63 +117,90 @@ int32_t joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, 
 // exchange: null, or how ranks that have some of the experts each add up what theirs give; layouts and held are null
 // then. Returns -1 where not all came.
 //
+// guesses: null, or how each layer guesses the next router's choice from what it knows before its experts run, and whether
+// that is what the next layer executes. ids and weights are the routers' own all the same.
+//
 // held: null where all experts lie at hand. Else the step stops before the experts of the first layer that calls one
-// which does not, and returns that layer: x is then what they are added to, normed[H] what they read. The caller computes
-// them, and goes on with that layer as `first_layer` and what they gave as mixed[H]. Returns n_layers at the end.
+// which does not, and returns that layer: x is then what they are added to, normed[H] what they read, and its guess is
+// made. The caller computes them, and goes on with that layer as `first_layer` and what they gave as mixed[H]. Returns
+// n_layers at the end.
 int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, float* x, const float* cos_P,
                         const float* sin_P, int64_t n_pairs, float* const* keys, float* const* values,
                         int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids,
-                        float* weights, int64_t* rows, Exchange* exchange, const Held* held, float* normed,
-                        int64_t first_layer, const float* mixed, int32_t n_threads) {
+                        float* weights, int64_t* rows, Exchange* exchange, const Held* held, const Guesses* guesses,
+                        float* normed, int64_t first_layer, const float* mixed, int32_t n_threads) {
   thread_local std::vector<float> buffer;
-  float* const added = scratch(buffer, hidden);
+  float *const added = scratch(buffer, 2 * hidden), *const shared = added + hidden;
   const int64_t* local_E = exchange ? exchange->local_LE : nullptr;
-  const auto add = [&] {
-    for (int64_t h = 0; h < hidden; h++) x[h] += added[h];
+  const auto add = [&](const float* what) {
+    for (int64_t h = 0; h < hidden; h++) x[h] += what[h];
+  };
+  const auto run_always = [&](const DecoderLayer& layer) {
+    const int64_t first = 0;
+    const float whole = 1.0f;
+    run_experts(layer.always, 1, &first, normed, &whole, shared, n_threads);
   };
   const DecodeLayout plain = {};
+  int64_t n_guessed = 0;
   for (int64_t l = 0; l < first_layer; l++) {
     if (!layers[l].router.n_experts) continue;
     ids += layers[l].router.top_k, weights += layers[l].router.top_k;
     rows += rows ? layers[l].router.n_experts : 0;
+    n_guessed += guesses && guesses->of_L[l].router.n_experts;
   }
   for (int64_t l = first_layer; l < n_layers; l++) {
     const DecoderLayer& layer = layers[l];
     const bool is_mixed = mixed && l == first_layer;
     const DecodeLayout& layout = layouts ? layouts[l] : plain;
+    bool has_shared = false;
     if (!is_mixed) {
       rms_norm_row(x, hidden, layer.attention_norm, layer.eps, normed);
       const Chunk chunk = {keys[l], values[l], head_stride, position, 0, 1};
       attention_block(layer.attention, normed, 1, cos_P, sin_P, layer.is_turned ? n_pairs : 0, &chunk, 1, added,
                       n_threads);
-      add();
+      add(added);
       rms_norm_row(x, hidden, layer.mlp_norm, layer.eps, normed);
     }
     if (layer.router.n_experts) {
       const int64_t top_k = layer.router.top_k, n_experts = layer.router.n_experts;
+      const Guess* const guess = guesses && guesses->of_L[l].router.n_experts ? guesses->of_L + l : nullptr;
       if (is_mixed) {
         std::copy_n(mixed, hidden, added);
       } else {
         route(layer.router, normed, 1, ids, weights);
-        if (held && !held->use(l, layout, ids, top_k)) return l;
+        const int64_t* run_ids = ids;
+        const float* run_weights = weights;
+        if (n_guessed) {
+          std::copy_n(normed, hidden, guesses->read_PH + (n_guessed - 1) * hidden);
+          if (guesses->executes) {
+            run_ids = guesses->ids_PK + (n_guessed - 1) * top_k;
+            run_weights = guesses->weights_PK + (n_guessed - 1) * top_k;
+          }
+        }
+        if (guess) {
+          if (guess->norm_H && layer.always) run_always(layer), has_shared = true;
+          guess_row(*guess, x, normed, has_shared ? shared : nullptr, run_ids, run_weights, top_k, hidden,
+                    guesses->shown_PH + n_guessed * hidden, guesses->ids_PK + n_guessed * top_k,
+                    guesses->weights_PK + n_guessed * top_k, n_threads);
+        }
+        if (held && !held->use(l, layout, run_ids, top_k)) return l;
         if (exchange) {
-          if (!run_own_experts(layer.experts, local_E, top_k, ids, normed, weights, hidden, added, *exchange, n_threads))
+          if (!run_own_experts(layer.experts, local_E, top_k, run_ids, normed, run_weights, hidden, added, *exchange,
+                               n_threads))
             return -1;
           local_E += n_experts;
         } else if (layout.is_plain()) {
-          run_experts(layer.experts, top_k, ids, normed, weights, added, n_threads);
+          run_experts(layer.experts, top_k, run_ids, normed, run_weights, added, n_threads);
         } else {
-          run_laid_out(layer.experts, layout, n_experts, top_k, ids, normed, weights, added, rows, n_threads);
+          run_laid_out(layer.experts, layout, n_experts, top_k, run_ids, normed, run_weights, added, rows, n_threads);
         }
       }
-      add();
-      ids += top_k, weights += top_k, rows += rows ? n_experts : 0;
+      add(added);
+      ids += top_k, weights += top_k, rows += rows ? n_experts : 0, n_guessed += guess != nullptr;
     }
     if (layer.always) {
-      const int64_t first = 0;
-      const float whole = 1.0f;
-      run_experts(layer.always, 1, &first, normed, &whole, added, n_threads);
-      add();
+      if (!has_shared) run_always(layer);
+      add(shared);
     }
   }
   return n_layers;

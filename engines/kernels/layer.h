@@ -86,6 +86,18 @@ struct Router {
   float scale;
 };
 
+// What a router makes of the logits of one token, which become scores.
+inline void choose_row(const Router& router, float* score_E, int64_t* ids_K, float* weights_K) {
+  const int64_t n_experts = router.n_experts, top_k = router.top_k;
+  if (!router.of_chosen) softmax_row(score_E, n_experts);
+  route_row(score_E, n_experts, top_k, ids_K);
+  for (int64_t k = 0; k < top_k; k++) weights_K[k] = score_E[ids_K[k]];
+  if (router.of_chosen) softmax_row(weights_K, top_k);
+  float total = 0;
+  for (int64_t k = 0; k < top_k; k++) total += weights_K[k];
+  for (int64_t k = 0; k < top_k; k++) weights_K[k] *= (router.normalise ? 1.0f / total : 1.0f) * router.scale;
+}
+
 // The experts ids[T, K] of each token and their weights.
 inline void route(const Router& router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK) {
   thread_local std::vector<float> buffer;
@@ -96,13 +108,7 @@ inline void route(const Router& router, const float* x, int64_t n_tokens, int64_
       dot_in_order<Fp32, 1, 1>(router.weight_EH + e * hidden, 1, hidden, x + t * hidden, score_E + e);
       if (router.bias_E) score_E[e] += router.bias_E[e];
     }
-    if (!router.of_chosen) softmax_row(score_E, n_experts);
-    route_row(score_E, n_experts, top_k, ids_TK);
-    for (int64_t k = 0; k < top_k; k++) weights_TK[k] = score_E[ids_TK[k]];
-    if (router.of_chosen) softmax_row(weights_TK, top_k);
-    float total = 0;
-    for (int64_t k = 0; k < top_k; k++) total += weights_TK[k];
-    for (int64_t k = 0; k < top_k; k++) weights_TK[k] *= (router.normalise ? 1.0f / total : 1.0f) * router.scale;
+    choose_row(router, score_E, ids_TK, weights_TK);
   }
 }
 

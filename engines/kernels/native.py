@@ -25,7 +25,7 @@ _ARITHMETICS: dict[Arithmetic, int] = {"fp32": 0, "int8": 1}
 MAX_HEAD_DIM = 512
 
 
-class _Matrix(ctypes.Structure):
+class MatrixStruct(ctypes.Structure):
     """`struct Matrix` of matrix.h. It does not keep the tensors alive that it points into."""
 
     _fields_ = (
@@ -43,7 +43,7 @@ class AttentionStruct(ctypes.Structure):
     """`struct AttentionLayer` of layer.h."""
 
     _fields_ = (
-        *((name, _Matrix) for name in ("q", "k", "v", "out")),
+        *((name, MatrixStruct) for name in ("q", "k", "v", "out")),
         *((name, ctypes.c_void_p) for name in ("q_bias", "k_bias", "v_bias", "out_bias", "q_norm", "k_norm", "sinks")),
         *((name, ctypes.c_int64) for name in ("n_heads", "n_kv_heads", "dim", "window")),
         ("scale", ctypes.c_float),
@@ -77,7 +77,7 @@ class RouterStruct(ctypes.Structure):
 class ExpertTable:
     """The matrices of a layer's experts as the kernels read them: gate, up and down of the first, then of the next."""
 
-    matrices: ctypes.Array[_Matrix]
+    matrices: ctypes.Array[MatrixStruct]
     kept: tuple[Matrix, ...]
     """Owners of the memory that the table points into."""
     hidden: int
@@ -122,7 +122,7 @@ def linear(x_TH: Tensor, weight: Matrix, bias_N: Tensor | None = None) -> Tensor
     assert bias_N is None or (serves(bias_N) and len(bias_N) == n_outputs)
     out_TN = torch.empty(n_tokens, n_outputs)
     _kernels().joulebench_linear(
-        ctypes.byref(_described(weight)),
+        ctypes.byref(described(weight)),
         x_TH.data_ptr(),
         n_tokens,
         address(bias_N),
@@ -137,7 +137,7 @@ def expert_table(experts: Sequence[tuple[Matrix, Matrix, Matrix]]) -> ExpertTabl
     kept = tuple(matrix for one in experts for matrix in one)
     if library() is None or not all(map(reads, kept)):
         return None
-    return ExpertTable((_Matrix * len(kept))(*map(_described, kept)), kept, experts[0][0].shape[1])
+    return ExpertTable((MatrixStruct * len(kept))(*map(described, kept)), kept, experts[0][0].shape[1])
 
 
 def mix(
@@ -217,7 +217,7 @@ def attention_table(
     if not fits or not all(map(reads, matrices)) or not serves(*(v for v in vectors if v is not None)):
         return None
     layer = AttentionStruct(
-        *map(_described, matrices),
+        *map(described, matrices),
         *map(address, vectors),
         q_QH.shape[0] // head_dim,
         k_MH.shape[0] // head_dim,
@@ -308,11 +308,13 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _described(matrix: Matrix) -> _Matrix:
+def described(matrix: Matrix) -> MatrixStruct:
     rows, columns = matrix.shape
     if isinstance(matrix, Tensor):
-        return _Matrix(matrix.data_ptr(), None, rows, columns, _PLAIN_FORMATS[matrix.dtype], 0, 0)
+        return MatrixStruct(matrix.data_ptr(), None, rows, columns, _PLAIN_FORMATS[matrix.dtype], 0, 0)
     group_bits = 0 if matrix.group is None else matrix.group.bit_length() - 1
     number = _QUANTISED_FORMATS[matrix.kind]
     arithmetic = _ARITHMETICS[matrix.arithmetic]
-    return _Matrix(matrix.values.data_ptr(), matrix.scales.data_ptr(), rows, columns, number, group_bits, arithmetic)
+    return MatrixStruct(
+        matrix.values.data_ptr(), matrix.scales.data_ptr(), rows, columns, number, group_bits, arithmetic
+    )

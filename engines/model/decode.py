@@ -14,24 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
 
-from engines.calls import CallKind, Width
+from engines.calls import Width
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
-from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, HeldTable, LayoutTable, layout_table
-from engines.kernels.native import AttentionTable, ExpertTable
+from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, HeldTable, layout_table
+from engines.kernels.guesses import GuessRoom
+from engines.kernels.native import AttentionTable
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.experts import GatedWeights
+from engines.model.guessed import GuessedStep
 from engines.model.key_value_cache import KeyValueCache
 from engines.model.router import kernel_router
-from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
+from engines.model.said_layouts import SaidLayouts
+from engines.model.weights import LayerWeights, ModelWeights
 from engines.residency import Residency
 from engines.shown import Shown
 from engines.techniques.base import Technique
@@ -43,23 +45,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Computed:
-    """What a sparse layer of a step computed. rows_E: rows of each expert's calls; None: one for each chosen expert.
-    layout: whose slices were computed. plan: of a layer that was left to its plan, for experts had to be brought."""
+    """What a sparse layer of a step computed. routing: its router's choice. rows_E: rows of each expert's calls; None:
+    one for each that was executed. layout: whose slices were computed. plan: of a layer that was left to its plan, for
+    experts had to be brought."""
 
     routing: Routing
     rows_E: Tensor | None
     layout: DecodeLayout = PLAIN
     plan: DispatchPlan | None = None
 
-    def rows_of_calls(self) -> dict[int, int]:
+    def rows_of_calls(self, executed: Routing | None = None) -> dict[int, int]:
         if self.rows_E is None:
-            return dict.fromkeys(self.routing.expert_ids_TK[0].tolist(), 1)
+            return dict.fromkeys((executed or self.routing).expert_ids_TK[0].tolist(), 1)
         return {expert: n_rows for expert, n_rows in enumerate(self.rows_E.tolist()) if n_rows}
 
-    def check(self, plan: DispatchPlan, name: str, layer: int) -> None:
+    def check(self, plan: DispatchPlan, name: str, layer: int, executed: Routing | None = None) -> None:
         """Raises `EngineError` where the plan is not what was computed, with all experts where they lay. name: of the
-        technique."""
-        ran, planned = self.rows_of_calls(), _rows_by_slice(plan)
+        technique. executed: in the place of the router's choice."""
+        ran, planned = self.rows_of_calls(executed), _rows_by_slice(plan)
         slices = [_Slice(width=w) for w in self.layout.widths] + [_Slice(hidden=w) for w in self.layout.hidden]
         for one in slices or [_Slice()]:
             rows = planned.pop(one, {})
@@ -89,16 +92,19 @@ class StepPlans(Sequence[DispatchPlan | None]):
         fused: bool,
         grouped: Set[bool] = frozenset(),
         shown: Shown | None = None,
+        guessed: GuessedStep | None = None,
     ) -> None:
         """computed: of each layer what was computed or, where that followed a plan, the plan; None of a dense one.
         fused: whether the step was one call, but for layers whose experts had to be brought. grouped: of layers that
         followed a plan, whether all their experts were computed together. shown: of a technique that is shown what
-        lies where: such plans are made once, in the order of steps."""
+        lies where: such plans are made once, in the order of steps. guessed: inside of the step; None: nothing was, or
+        the plans say it."""
         self._technique = technique
         self.computed = computed
         self.is_fused = fused
         self.grouped = grouped
         self._shown = shown if shown is not None and shown.residency is not None else None
+        self._guessed = guessed
         self._settled: list[DispatchPlan | None] | None = None
 
     @property
@@ -141,10 +147,13 @@ class StepPlans(Sequence[DispatchPlan | None]):
         if computed.plan is not None:
             return computed.plan
         left = None if residency is None else 0
-        plan = self._technique.plan(
-            LayerInput(layer, "decode", computed.routing, residency=residency, prefill_left=left)
-        )
-        computed.check(plan, self._technique.name, layer)
+        seen = LayerInput(layer, "decode", computed.routing, residency=residency, prefill_left=left)
+        executed = None
+        if self._guessed is not None:
+            seen = replace(seen, predicted=self._guessed.for_layer(layer), guess=self._guessed.made_in(layer))
+            executed = self._guessed.executed(layer)
+        plan = self._technique.plan(seen)
+        computed.check(plan, self._technique.name, layer, executed)
         if self._shown is not None and self._shown.slots is not None and len(plan.transfers):
             raise EngineError(f"{self._technique.name} planned to bring experts to layer {layer}, and all lay there")
         return plan
@@ -177,66 +186,6 @@ def _rows_by_slice(plan: DispatchPlan) -> dict[_Slice, dict[int, int]]:
         rows = found.setdefault(slice_K[kind], {})
         rows[expert] = rows.get(expert, 0) + n_rows
     return found
-
-
-@dataclass(frozen=True)
-class SaidLayouts:
-    """What a technique said of every layer, None of dense ones; and the same as the kernels read it."""
-
-    technique: Technique
-    layouts: Sequence[DecodeLayout | None]
-    table: LayoutTable
-
-
-class AskedLayouts:
-    """The layouts of the technique that decodes."""
-
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
-        self._weights = weights
-        self._n_experts = 0 if config.moe is None else config.moe.n_experts
-        self._is_sparse = [config.moe is not None and config.is_sparse(layer) for layer in range(config.n_layers)]
-        self._last: SaidLayouts | None = None
-
-    @cached_property
-    def are_all_computed(self) -> bool:
-        """Whether the kernels know the experts of every layer that has some."""
-        mlps = [layer.mlp for layer in self._weights.layers]
-        return all(mlp.experts.table is not None for mlp in mlps if isinstance(mlp, SparseWeights))
-
-    def of(self, technique: Technique) -> SaidLayouts | None:
-        """None where it decides something between router and experts, or computes slices that the kernels do not read.
-        Asked once for each technique that comes: what it says is frozen, and a request is of one."""
-        last = self._last
-        if last is not None and last.technique is technique:
-            return last
-        layouts: list[DecodeLayout | None] = []
-        slices: list[list[ExpertTable]] = []
-        for layer, is_sparse in enumerate(self._is_sparse):
-            layout = technique.decode_layout(layer) if is_sparse else None
-            if is_sparse and layout is None:
-                return None
-            layouts.append(layout)
-            tables = [] if layout is None else self._sliced(layer, layout)
-            if tables is None:
-                return None
-            slices.append(tables)
-        self._last = SaidLayouts(technique, layouts, layout_table(layouts, self._n_experts, slices))
-        return self._last
-
-    def _sliced(self, layer: int, layout: DecodeLayout) -> list[ExpertTable] | None:
-        """What each slice computes of the experts."""
-        mlp = self._weights.layers[layer].mlp
-        assert isinstance(mlp, SparseWeights)  # only of them it is asked
-        if layout.slices and mlp.experts.table is None:
-            return None
-        kinds = [CallKind(width=w) for w in layout.widths] + [CallKind(hidden=w) for w in layout.hidden]
-        if layout.slices:
-            width, hidden = mlp.experts.experts[0].gate_IH.shape
-            if layout.slices[-1].end != (hidden if layout.hidden else width):
-                return None  # they are of the larger model that a sheet prices in this one's place
-        tables = [mlp.experts.parts(kind).table for kind in kinds]
-        known = [table for table in tables if table is not None]
-        return known if len(known) == len(tables) else None
 
 
 class BroughtExperts(Protocol):
@@ -322,13 +271,17 @@ class FusedDecoder:
             n_done = layer + 1
             return mixed_1H
 
-        plans = StepPlans(said.technique, computed, fused=True, shown=shown)
+        guesses = None if said.guesses is None else GuessRoom(said.guesses, hidden_1H.shape[1])
+        guessed = None if guesses is None else GuessedStep(guesses, self._n_experts)
+        plans = StepPlans(said.technique, computed, fused=True, shown=shown, guessed=guessed)
         with shown.deferring(plans):
             try:
                 decoder.step(
                     *(hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length),
-                    *(said.table, room, shown.held, lacking, exchange),
+                    *(said.table, room, shown.held, lacking, exchange, guesses),
                 )
+                if guesses is not None:
+                    shown.likeness.hold_rows(guesses.table.layers, guesses.states_2PH)
                 if slots is not None and n_done < len(said.layouts):
                     slots.stamps.end_layer(len(said.layouts) - 1)
                 n_done = len(said.layouts)

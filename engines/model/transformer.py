@@ -36,12 +36,13 @@ from engines.model.accelerator import (
 )
 from engines.model.attention import attend, kernel_table
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import AskedLayouts, Computed, FusedDecoder, SaidLayouts, StepPlans, fused_decoder
+from engines.model.decode import Computed, FusedDecoder, StepPlans, fused_decoder
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn, is_grouped, widened_linear
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
 from engines.model.rope import LongRope, as_transformers, rope_frequencies, rotation
 from engines.model.router import route
+from engines.model.said_layouts import AskedLayouts, SaidLayouts
 from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.oracle import Oracle, mix_experts
@@ -163,6 +164,8 @@ class Transformer:
         if shown.plans_first:
             return None
         said = self._layouts.of(technique)
+        if said is not None and said.guesses is not None and self._decoder is None:
+            return None  # guesses are made inside of whole steps alone
         return said if shown.residency is None or self._layouts.are_all_computed else None
 
     def _stopping(self, asked: Asked) -> FusedDecoder | None:

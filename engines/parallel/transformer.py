@@ -28,10 +28,11 @@ from engines.kernels import native
 from engines.kernels.decoder import layout_table
 from engines.model.accelerator import Backend
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import Computed, SaidLayouts, StepPlans
+from engines.model.decode import Computed, StepPlans
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn
 from engines.model.key_value_cache import Chunk, KeyValueCache, Step, view_of
 from engines.model.router import choose, route, router_logits
+from engines.model.said_layouts import SaidLayouts
 from engines.model.transformer import Asked, RoutingListener, Transformer
 from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep

@@ -27,7 +27,7 @@ from engines.dispatch import NO_TRANSFERS, DispatchPlan, Exchange, Prediction, R
 from engines.profile import Learnt
 
 if TYPE_CHECKING:
-    pass
+    from engines.prediction import GuessRules
 
 from engines.techniques.context import Asks, BuildContext, LayerInput
 
@@ -278,6 +278,12 @@ class Technique(Protocol):
     """True when what becomes of a token depends on the others of its chunk, as under a capacity, or on the phase."""
     asks: Asks
     """What `plan` must be shown beyond routing and saliency. Where it asks for nothing, its plan can be made later."""
+
+    @property
+    def guesses(self) -> GuessRules | None:
+        """How each layer of a decoded token guesses the next one's experts; None where nothing is guessed, or only
+        `plan` can."""
+        ...
 
     def plan(self, seen: LayerInput) -> DispatchPlan: ...
     def decode_layout(self, layer: int) -> DecodeLayout | None:

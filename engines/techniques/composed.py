@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from engines.calls import CallKind, Calls, Integers
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
+from engines.prediction import GuessRules
 from engines.residency import Residency, Slots
 from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share
 from engines.techniques.context import Asks, BuildContext, ChunkPhase, LayerInput
@@ -67,7 +68,12 @@ class ComposedTechnique:
         # What is computed layer by layer only because something moves is, bit for bit, what it would be without.
         self._is_sorted = self._move is None or not context.routers_order
         self._n_experts = context.sizes.n_experts if context.sizes is not None else 0
+        self._sparse_layers = context.sparse_layers
         self._activation_bytes = context.sizes.activation_bytes if context.sizes is not None else 0
+
+    @cached_property
+    def guesses(self) -> GuessRules | None:
+        return self._route.rules(self._sparse_layers) if isinstance(self._route, PredictedRoute) else None
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
         executed = prediction = compared = None
@@ -133,11 +139,14 @@ class ComposedTechnique:
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         """Of one share that is laid out as the layout says, in whatever pieces; several shares are decided later.
 
-        None where the route has a say between router and experts, or what is shown cannot be shown later. A move says
-        nothing of what is called: its plan is made afterwards, or when an expert must be brought.
+        None where the route has a say between router and experts that is not said beforehand (`guesses`), or what is
+        shown cannot be shown later. A move says nothing of what is called: its plan is made afterwards, or when an
+        expert must be brought.
         """
         asks = self.asks
-        can_wait = not (asks.hidden_state or asks.counts or asks.waits) and self._route is None
+        if self._route is not None and (self.guesses is None or asks.slots):
+            return None
+        can_wait = not (asks.counts or asks.waits) and (self._route is not None or not asks.hidden_state)
         return self._said_layout(layer) if can_wait else None
 
     def told_layout(self, layer: int) -> DecodeLayout | None:

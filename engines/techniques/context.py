@@ -58,7 +58,7 @@ class LayerInput:
     output, or None where nothing ranks by it. The rest is there where a decision `Asks` for it, else None.
     routing: the router's choice; to place, lay out and move it is what the route made of it.
     predicted: what an earlier layer of this step guessed for this one. prefill_left: tokens of the step's prompts that
-    are read after this chunk.
+    are read after this chunk. guess: what this layer guessed for a later one inside of the step, whose state is gone.
     """
 
     layer: int
@@ -70,6 +70,7 @@ class LayerInput:
     counts: Counts | None = None
     predicted: Routing | None = None
     prefill_left: int | None = None
+    guess: Prediction | None = None
 
 
 class ModelSizes(NamedTuple):

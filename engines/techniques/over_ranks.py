@@ -104,6 +104,10 @@ class OverRanks:
         rows, results = self._of("all_to_all", row_bytes * sent_NN), self._of("all_to_all", row_bytes * sent_NN.T)
         return replace(plan, exchanges=(gathered, rows, results))
 
+    @property
+    def guesses(self) -> None:
+        """None: as of its layouts."""
+
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         """None: ranks wait for each other between router and result."""
         return None

@@ -6,7 +6,7 @@ while those run. The first layer with experts has none before it and takes its r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from engines.dispatch import Prediction, Routing
@@ -14,6 +14,7 @@ from engines.errors import EngineError
 from engines.prediction import (
     EstimatorPredictor,
     ExpertPredictor,
+    GuessRules,
     HybridPredictor,
     KnownState,
     RouterPredictor,
@@ -134,9 +135,18 @@ class PredictedRoute:
             return None
         return self._guess(seen)
 
+    def rules(self, layers: Sequence[int]) -> GuessRules | None:
+        """How decoded tokens' guesses are made in these layers and in no other; None where this must be asked."""
+        if self._predictor is None:
+            return None
+        found = {layer: rule for layer in layers if (rule := self._predictor.rule(layer)) is not None}
+        return GuessRules(found, self._executes_prediction) if len(found) == len(layers) - 1 else None
+
     def _guess(self, seen: LayerInput) -> Prediction | None:
         assert self._predictor is not None
-        assert seen.hidden_state is not None  # this asks for it
+        if seen.hidden_state is None:
+            assert seen.guess is not None or self._predictor.rule(seen.layer) is None  # it was made in the step
+            return seen.guess
         return self._predictor.predict(KnownState(seen.layer, seen.routing, seen.hidden_state))
 
 

@@ -80,6 +80,8 @@ class Truth:
         following = self.chosen.get((self.step, known.layer + 1))
         return None if following is None else Prediction(known.layer + 1, following)
 
+    def rule(self, layer: int) -> None: ...
+
 
 @dataclass
 class Arm:

@@ -137,6 +137,8 @@ class GuessAtHand:
     def predict(self, known: KnownState) -> Prediction | None:
         return Prediction(known.layer + 1, self._guess)
 
+    def rule(self, layer: int) -> None: ...
+
 
 def guessing(executes: bool, guess: Routing, context: BuildContext) -> Technique:
     """router-pf, or prefetch-hint, with a guess at hand."""

@@ -99,6 +99,9 @@ class Mixed(PredictedRoute):
         self._n_recalled += int((own.expert_ids_TK[:, :, None] == ids_TK[:, None, :]).any(-1).sum())
         return Routing(ids_TK, torch.where(is_true_T1, own.weights_TK, told.weights_TK), own.n_experts)
 
+    def rules(self, layers: Sequence[int]) -> None:
+        """What is executed is drawn when a plan is made."""
+
     def take_recall(self) -> float:
         """Percent, since it was last asked: of the experts that routers chose, those that were executed."""
         found = 100 * self._n_recalled / self._n_pairs

@@ -1,0 +1,92 @@
+// What a layer guesses of the next router's choice before its own experts run: engines.prediction inside of a step.
+//
+// Legend: H hidden, E experts, K experts of one token, W width of the estimator, V its inner width, P layers that are
+// guessed for.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "layer.h"
+#include "matrix.h"
+#include "products.h"
+
+// A small network in a router's place: engines.estimator. z = A q + position; z += C SiLU(B z); D LayerNorm(z).
+struct Estimator {
+  Matrix reduce, widen, narrow, head;  // A [W, H], B [V, W], C [W, V], D [E, W]
+  const float *position_W, *norm_W, *norm_bias_W;
+  float eps;
+};
+
+struct Guess {
+  Router router;            // of the layer that is guessed for; n_experts = 0: here nothing is guessed
+  const float* norm_H;      // before that router; null: it is shown what this layer's own router reads
+  const float* vectors_EH;  // what each of this layer's experts gives on average, where there is a norm
+  const Estimator* estimator;  // gives the logits in the router's place; or null
+  float eps;
+};
+
+// Of one step. Rows are of the layers that are guessed for, in their order: what was guessed, what its router was shown,
+// and what the layer's own router then read.
+struct Guesses {
+  const Guess* of_L;
+  int64_t executes;  // whether a layer executes what was guessed for it
+  int64_t* ids_PK;
+  float *weights_PK, *shown_PH, *read_PH;
+};
+
+inline void layer_norm_row(float* x, int64_t width, const float* weight, const float* bias, float eps) {
+  float mean = 0, variance = 0;
+  for (int64_t c = 0; c < width; c++) mean += x[c];
+  mean /= float(width);
+  for (int64_t c = 0; c < width; c++) variance += (x[c] - mean) * (x[c] - mean);
+  const float scale = 1.0f / std::sqrt(variance / float(width) + eps);
+  for (int64_t c = 0; c < width; c++) x[c] = (x[c] - mean) * scale * weight[c] + bias[c];
+}
+
+inline void estimate(const Estimator& own, const float* q_H, float* logits_E, int n_threads) {
+  thread_local std::vector<float> buffer;
+  const int64_t width = own.reduce.rows, inner = own.widen.rows;
+  float *z_W = scratch(buffer, 2 * width + inner), *added_W = z_W + width, *inner_V = added_W + width;
+  const auto multiply = [&](const Matrix& matrix, const float* x, const float* bias, float* out) {
+    const Product product = {&matrix, bias, out};
+    multiply_all(&product, 1, x, 1, n_threads);
+  };
+  multiply(own.reduce, q_H, own.position_W, z_W);
+  multiply(own.widen, z_W, nullptr, inner_V);
+  for (int64_t v = 0; v < inner; v++) inner_V[v] = inner_V[v] / (1 + std::exp(-inner_V[v]));
+  multiply(own.narrow, inner_V, nullptr, added_W);
+  for (int64_t w = 0; w < width; w++) z_W[w] += added_W[w];
+  layer_norm_row(z_W, width, own.norm_W, own.norm_bias_W, own.eps);
+  multiply(own.head, z_W, nullptr, logits_E);
+}
+
+// residual: what this layer's experts are added to. normed: what they and their router read. shared: what experts that
+// every token takes gave; or null. ids, weights: of the experts that the layer executes.
+inline void guess_row(const Guess& guess, const float* residual, const float* normed, const float* shared,
+                      const int64_t* ids_K, const float* weights_K, int64_t n_chosen, int64_t hidden, float* shown,
+                      int64_t* guessed_K, float* guessed_weights_K, int n_threads) {
+  thread_local std::vector<float> part_buffer, score_buffer;
+  if (!guess.norm_H) {
+    std::copy_n(normed, hidden, shown);
+  } else {
+    float* part = scratch(part_buffer, hidden);
+    std::fill_n(shown, hidden, 0.0f);
+    for (int64_t k = 0; k < n_chosen; k++) {
+      const float* vector = guess.vectors_EH + ids_K[k] * hidden;
+      // Apart, so that products are rounded before they are added up, as they are where torch guesses.
+      for (int64_t h = 0; h < hidden; h++) part[h] = weights_K[k] * vector[h];
+      for (int64_t h = 0; h < hidden; h++) shown[h] += part[h];
+    }
+    for (int64_t h = 0; h < hidden; h++) shown[h] = residual[h] + shown[h];
+    for (int64_t h = 0; shared && h < hidden; h++) shown[h] += shared[h];
+    rms_norm_row(shown, hidden, guess.norm_H, guess.eps, shown);
+  }
+  if (!guess.estimator) return route(guess.router, shown, 1, guessed_K, guessed_weights_K);
+  float* score_E = scratch(score_buffer, guess.router.n_experts);
+  estimate(*guess.estimator, shown, score_E, n_threads);
+  choose_row(guess.router, score_E, guessed_K, guessed_weights_K);
+}

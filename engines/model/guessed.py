@@ -1,0 +1,74 @@
+"""Guesses at the next layer's experts that are made inside of a decode step: what `engines.prediction` says of them, as
+the kernels take it, and what they guessed.
+
+Legend: P layers that are guessed for, K experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engines.dispatch import Prediction, Routing
+from engines.estimator import NORM_EPS, Estimator
+from engines.kernels.guesses import GuessRoom, GuessTable, LayerEstimator, LayerGuess
+from engines.kernels.native import serves
+from engines.model.router import kernel_router
+
+if TYPE_CHECKING:
+    from engines.prediction import GuessRule, GuessRules
+
+
+class GuessedStep:
+    """What the layers of one step guessed."""
+
+    def __init__(self, room: GuessRoom, n_experts: int) -> None:
+        self._table, self._n_experts = room.table, n_experts
+        self._ids_PK, self._weights_PK = room.ids_PK, room.weights_PK
+
+    def for_layer(self, layer: int) -> Routing | None:
+        """What was guessed for it."""
+        row = self._table.row_of.get(layer)
+        return None if row is None else self._row(row)
+
+    def executed(self, layer: int) -> Routing | None:
+        """What it executed in the place of its router's choice."""
+        return self.for_layer(layer) if self._table.are_executed else None
+
+    def made_in(self, layer: int) -> Prediction | None:
+        """What it guessed, for a later layer."""
+        row = self._table.made_in.get(layer)
+        return None if row is None else Prediction(self._table.layers[row], self._row(row))
+
+    def _row(self, row: int) -> Routing:
+        return Routing(self._ids_PK[row : row + 1], self._weights_PK[row : row + 1], self._n_experts)
+
+
+def kernel_guesses(rules: GuessRules, sparse_layers: Sequence[int], n_layers: int) -> GuessTable | None:
+    """None where the kernels do not know one of the norms, routers or vectors."""
+    found: list[LayerGuess | None] = [None] * n_layers
+    for layer in sparse_layers[:-1]:
+        rule = rules.of_layer.get(layer)
+        guess = None if rule is None else _kernel_guess(layer, rule)
+        if guess is None or not serves(*guess.tensors()):
+            return None
+        found[layer] = guess
+    return GuessTable(found, rules.are_executed)
+
+
+def _kernel_guess(layer: int, rule: GuessRule) -> LayerGuess | None:
+    ahead = rule.router
+    router = kernel_router(ahead.router, ahead.config)
+    if router is None or ahead.norm.bias is not None or ahead.weights_input:
+        return None
+    shows_own = rule.vectors_EH is None
+    estimator = None if rule.estimator is None else _at(rule.estimator, layer)
+    norm_H = None if shows_own else ahead.norm.weight
+    return LayerGuess(ahead.layer, router, norm_H, rule.vectors_EH, estimator, ahead.norm.eps)
+
+
+def _at(estimator: Estimator, layer: int) -> LayerEstimator:
+    own = estimator
+    matrices = own.reduce_WH, own.widen_VW, own.narrow_WV, own.head_EW
+    position_W = own.position_PW[own.layers.index(layer)]
+    return LayerEstimator(*matrices, position_W, own.norm_W, own.norm_bias_W, NORM_EPS)
