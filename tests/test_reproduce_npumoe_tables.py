@@ -14,7 +14,8 @@ from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.published_shapes import PHI_3_5_MOE
 from harness.reproduce.charts import theirs_of
 from harness.reproduce.ledger import ledger
-from harness.reproduce.npumoe import drawn_figures, drawn_tables, grid, overlap, second_reading
+from harness.reproduce.npumoe import drawn_figures, drawn_tables, grid, inputs, overlap, second_reading
+from harness.reproduce.npumoe.layer import qwen, qwen_of_fixed_keys
 from harness.reproduce.redrawn import SourceTable
 from tests.data_folder import data_folder
 
@@ -214,3 +215,21 @@ def test_two_constants_make_all_of_the_difference_to_another_reading(at: tuple[i
     assert grid.joules_of(cpu) / grid.joules_of(ours) == pytest.approx(second_reading.ENERGY_GAINS[at], rel=0.03)
     assert ours.seconds == pytest.approx(second_reading.TTFT_S[at], rel=0.015)
     assert 1e3 * grid.joules_of(ours) / prompt == pytest.approx(second_reading.MJ_PER_TOKEN[at], rel=0.02)
+
+
+# Mode, and what Table 6 prints for attention, s.
+ATTENTION_S = [("ours", 0.086), ("coreml", 0.095), ("anemll", 0.09)]
+
+
+@pytest.mark.parametrize(("mode", "printed_s"), ATTENTION_S)
+def test_attention_of_one_shape_for_the_longest_prompt_takes_what_table_6_prints(mode: str, printed_s: float) -> None:
+    assert qwen(mode).seconds["attention"] < 0.6 * printed_s, "over the keys that are there"
+    assert qwen_of_fixed_keys(mode).seconds["attention"] == pytest.approx(printed_s, rel=0.06)
+
+
+def test_reasons_name_the_seconds_that_the_source_leaves_open() -> None:
+    """By hand, of Core ML: 1.139 - 0.978 - 0.095 s of theirs are neither; 0.022 s of ours."""
+    found = inputs.of_table_6("coreml", "wall s")
+    assert "0.044 s of theirs are neither experts nor attention" in found.note
+    assert not found.explanation
+    assert "with that it is 9.65 J" in inputs.of_table_7("coreml", "CPU J").explanation, "the source prints 9.66"

@@ -142,7 +142,7 @@ def _qwen() -> Iterator[SourceTable]:
         "s",
         "arm",
         tuple(seconds),
-        f"{read} In ours {inputs.HALF_THE_ATTENTION}.",
+        f"{read} {inputs.ATTENTION_READ}",
         "bars",
     )
     yield SourceTable("Table 6", "gain of NPUMoE in time", "x", "arm", tuple(gains), read)

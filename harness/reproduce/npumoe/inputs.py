@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from engines.pricing.published_shapes import NAMED_SHAPES
 from harness.reproduce.npumoe import arithmetic, machine, places
-from harness.reproduce.npumoe.layer import Layer, qwen
+from harness.reproduce.npumoe.layer import CHUNK, FIXED_KEYS, PROMPT, Layer, qwen, qwen_of_fixed_keys
 from harness.reproduce.npumoe.places import claim
 
 QWEN = "qwen3-30b-a3b"
 READ = "one layer of Qwen3-30B-A3B in FP16 over 1024 tokens in chunks of 256; the source does not say what it measured"
 KERNEL = f"{machine.KERNEL_ROWS} rows of one layer of Phi-3.5-MoE; the source states no shape"
-HALF_THE_ATTENTION = (
-    "attention takes about half of theirs on either unit; what theirs holds beside projections, scores and values is"
-    " not said"
+ATTENTION_READ = (
+    f"Attention of ours is over the {CHUNK} to {PROMPT} keys that are there; over {FIXED_KEYS}, in a graph of one shape,"
+    " it takes what theirs does."
 )
 OWN_POWER = dict.fromkeys(
     (claim(268), claim(276), claim(277)),
@@ -35,9 +35,13 @@ class Told(NamedTuple):
 
 def of_table_6(mode: str, column: str) -> Told:
     if column == "attention s":
-        return Told(f"{HALF_THE_ATTENTION}; {READ}")
+        return Told(READ, _fixed_attention(mode))
     if column == "wall s":
-        return Told(f"{_parts(mode)}; {READ}")
+        parts = _parts(mode)
+        if mode == "ours":
+            own = places.table_6(mode, "experts s"), places.table_6(mode, "attention s")
+            return Told(READ, f"{parts[0].upper()}{parts[1:]}. {own[0]} and {own[1]} say why.")
+        return Told(f"{parts}, {_unnamed(mode)}; {READ}")
     return Told(READ, _small_experts() if mode == "ours" else "One line goes through Tables 4, 6 and 8: its residual.")
 
 
@@ -46,7 +50,7 @@ def of_table_7(mode: str, column: str) -> Told:
         return Told(READ, _communication(mode))
     if column == "ANE J":
         return Told(f"{_npu_joules() if mode == 'ours' else _attention_joules()}; {READ}")
-    return Told(f"{cpu_joules() if mode == 'ours' else _cpu_time(mode)}; {READ}")
+    return Told(f"{cpu_joules()}; {READ}") if mode == "ours" else Told(READ, _cpu_time(mode))
 
 
 def of_table_8(metric: str, unit: str) -> Told:
@@ -71,6 +75,31 @@ def of_table_8(metric: str, unit: str) -> Told:
         f" by Table 5's launches, {stated_j / stated_s:.1f} here."
     )
     return Told(KERNEL, why)
+
+
+def _fixed_attention(mode: str) -> str:
+    """Of attention's time."""
+    fixed_s, theirs_s = qwen_of_fixed_keys(mode).seconds["attention"], _theirs_s(mode)[2]
+    return (
+        f"Ours is over the {CHUNK} to {PROMPT} keys that are there. The source states no shape of attention. A graph of"
+        f" one shape for {FIXED_KEYS} keys, its longest prompt, takes {fixed_s:.3f} s by the same price,"
+        f" {100 * (fixed_s / theirs_s - 1):+.0f} %, and so it is on both units."
+    )
+
+
+def _unnamed_s(mode: str) -> float:
+    """What their wall time has beside experts and attention, and ours has not."""
+    theirs_s, theirs_experts_s, theirs_attention_s = _theirs_s(mode)
+    ours = qwen(mode)
+    rest_s = ours.wall_s - ours.seconds["expert FFN"] - ours.seconds["attention"]
+    return theirs_s - theirs_experts_s - theirs_attention_s - rest_s
+
+
+def _unnamed(mode: str) -> str:
+    return (
+        f"{_unnamed_s(mode):.3f} s of theirs are neither experts nor attention nor, by Table 4's lines, router, gather,"
+        " scatter or norms; the source does not name them"
+    )
 
 
 def _parts(mode: str) -> str:
@@ -121,18 +150,25 @@ def _busy_w() -> float:
 def cpu_joules() -> str:
     """Of NPUMoE."""
     theirs_s = arithmetic.printed(places.table_7("ours", "CPU J")) / _busy_w()
+    wall_s, experts_s, attention_s = _theirs_s("ours")
+    outside_s, n_launches = wall_s - experts_s - attention_s, qwen("ours").n_launches
     return (
         f"their CPU joules are {theirs_s:.2f} s of work at {_busy_w():.1f} W, and ours"
-        f" {qwen('ours').joules['cpu'] / _busy_w():.2f} s of router, gather, scatter and norms; what else their CPU"
-        " does, such as dispatch, is not said"
+        f" {qwen('ours').joules['cpu'] / _busy_w():.2f} s of router, gather, scatter and norms; only {outside_s:.3f} s"
+        " of their wall time are neither experts nor attention, so that the rest is work beside the NPU's:"
+        f" {1e3 * (theirs_s - outside_s) / n_launches:.1f} ms for each of {n_launches} launches, or a CPU that spins;"
+        " the source states neither"
     )
 
 
 def _cpu_time(mode: str) -> str:
-    theirs_s = arithmetic.printed(places.table_7(mode, "CPU J")) / _busy_w()
+    fixed_j, lacking_j = qwen_of_fixed_keys(mode).joules["cpu"], _busy_w() * _unnamed_s(mode)
+    lacking = [places.table_6(mode, "wall s")]
+    if fixed_j != qwen(mode).joules["cpu"]:  # the CPU computes attention
+        lacking.insert(0, places.table_6(mode, "attention s"))
     return (
-        f"{_busy_w():.1f} W over {theirs_s:.2f} s are theirs, and over {qwen(mode).joules['cpu'] / _busy_w():.2f} s"
-        f" ours: it differs as the time of {places.table_6(mode, 'wall s')}"
+        f"It is {_busy_w():.1f} W times the CPU's time, which lacks what {' and '.join(lacking)} tell: with that it is"
+        f" {fixed_j + lacking_j:.2f} J."
     )
 
 
@@ -145,9 +181,15 @@ def _npu_joules() -> str:
     theirs_w = arithmetic.printed(places.table_7("ours", "ANE J")) / (experts_s + attention_s)
     return (
         f"over experts and attention theirs is {theirs_w:.1f} W and ours {_npu_watts(qwen('ours')):.1f} W: ours goes"
-        " with the multiplications, as in Table 5, and what theirs goes with is not said"
+        f" with the multiplications, as in Table 5; over {FIXED_KEYS} keys ({places.table_6('ours', 'attention s')})"
+        f" ours is {qwen_of_fixed_keys('ours').joules['npu']:.2f} J; what the rest of theirs goes with is not said"
     )
 
 
 def _attention_joules() -> str:
-    return f"of attention alone, whose time is about half of theirs ({places.table_6('anemll', 'attention s')})"
+    """Of ANEMLL, whose NPU computes attention alone."""
+    return (
+        f"of attention alone: over {FIXED_KEYS} keys, as its time ({places.table_6('anemll', 'attention s')}), ours is"
+        f" {qwen_of_fixed_keys('anemll').joules['npu']:.2f} J; theirs lies between, so that their power is less than"
+        " the multiplications of such a graph would draw by Table 5; the source states no watts of attention"
+    )

@@ -13,11 +13,13 @@ from functools import cache
 from devices.models.sheet import load_sheet
 from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.published_shapes import NAMED_SHAPES
-from harness.reproduce.npumoe.grid import BLOCK, ROUTING, Given
+from harness.reproduce.npumoe.grid import BLOCK, PROMPTS, ROUTING, Given
 from harness.reproduce.npumoe.places import MODES
 from results.records import COMM
 
 PROMPT, CHUNK = 1024, 256
+FIXED_KEYS = max(PROMPTS)
+"""Of an attention graph of one shape that takes the source's longest prompt."""
 AS_TABLE_4 = "m2-ultra-table4"
 TWO_GROUPS: Given = (("multiples", (1.0,)), ("group_size", 8))
 TABLE_4_ARMS = {"coreml-cpu": (), "coreml-naive": (), "anemll": (), "npumoe-tg": TWO_GROUPS}
@@ -49,10 +51,11 @@ class Layer:
 
 
 @cache
-def layer(arm: str, model: str, sheet_name: str = "m2-ultra", given: Given = ()) -> Layer:
-    """One after another: no operation of these arms runs beside another."""
+def layer(arm: str, model: str, sheet_name: str = "m2-ultra", given: Given = (), cached_tokens: int = 0) -> Layer:
+    """One after another: no operation of these arms runs beside another. cached_tokens: that stand before the
+    prompt."""
     sheet, shape = load_sheet(sheet_name), replace(NAMED_SHAPES[model], n_layers=1)
-    cell = Cell(sheet, shape, parameters(arm, **dict(given)), ROUTING, PROMPT, chunk=CHUNK)
+    cell = Cell(sheet, shape, parameters(arm, **dict(given)), ROUTING, PROMPT, chunk=CHUNK, cached_tokens=cached_tokens)
     phase = price_cell(cell).prefill
     assert phase is not None
     seconds: dict[str, float] = {}
@@ -74,6 +77,12 @@ def table_4(arm: str) -> Mapping[str, float]:
     return {**{name: 1e3 * found.seconds.get(name, 0.0) for name in BLOCK}, "whole block": 1e3 * found.block_s}
 
 
-def qwen(mode: str) -> Layer:
+def qwen(mode: str, cached_tokens: int = 0) -> Layer:
     """Of a row of Tables 6 and 7."""
-    return layer(MODE_ARMS[mode], "qwen3-30b-a3b")
+    return layer(MODE_ARMS[mode], "qwen3-30b-a3b", cached_tokens=cached_tokens)
+
+
+def qwen_of_fixed_keys(mode: str) -> Layer:
+    """The same where each chunk's attention is over FIXED_KEYS: the chunks have that many on average."""
+    mean_keys = (PROMPT + CHUNK) // 2
+    return qwen(mode, FIXED_KEYS - mean_keys)
