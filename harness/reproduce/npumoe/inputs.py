@@ -16,8 +16,8 @@ QWEN = "qwen3-30b-a3b"
 READ = "one layer of Qwen3-30B-A3B in FP16 over 1024 tokens in chunks of 256; the source does not say what it measured"
 KERNEL = f"{machine.KERNEL_ROWS} rows of one layer of Phi-3.5-MoE; the source states no shape"
 ATTENTION_READ = (
-    f"Attention of ours is over the {CHUNK} to {PROMPT} keys that are there; over {FIXED_KEYS}, in a graph of one shape,"
-    " it takes what theirs does."
+    f"Attention of ours is over the {CHUNK} to {PROMPT} keys that are there; over {FIXED_KEYS}, in a graph of one"
+    " shape, it takes what theirs does."
 )
 OWN_POWER = dict.fromkeys(
     (claim(268), claim(276), claim(277)),
