@@ -43,7 +43,7 @@ class ProbeLines(PlainProgress):
             self._say(f"{head} · cannot be probed: {found.reason}")
             return
         joules = "no joules" if found.joules is None else f"{si(found.joules / found.tokens)}J/token {found.method}"
-        self._say(f"{head} · {found.tokens / found.seconds:.4g} token/s · {joules}")
+        self._say(f"{head} · {_speed(found.tokens / found.seconds)} token/s · {joules}")
 
 
 def si(value: float) -> str:
@@ -62,7 +62,11 @@ def with_interval(estimate: Estimate | None, shown: Callable[[float], str]) -> s
 
 
 def speed_words(estimate: Estimate | None) -> str:
-    return with_interval(estimate, lambda value: f"{value:.4g}" if value < EXACT else f"{value:.0f}")
+    return with_interval(estimate, _speed)
+
+
+def _speed(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:.4g}" if tokens_per_s < EXACT else f"{tokens_per_s:.0f}"
 
 
 def energy_words(estimate: Estimate | None) -> str:
@@ -161,7 +165,7 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     elif options.objective == "pareto":
         why = f"costs least of the {len(result.front)} on the front of {n}: {energy} ({method}) at {speed}"
     else:
-        floor = f"{result.floor_tokens_per_s:.4g}" if result.floor_tokens_per_s is not None else "none"
+        floor = _speed(result.floor_tokens_per_s) if result.floor_tokens_per_s is not None else "none"
         why = (
             f"costs least of those of {n} candidates that are at most {options.slowdown:.0%} slower than the fastest:"
             f" {energy} ({method}) at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"

@@ -184,7 +184,8 @@ def _scale(estimates: Sequence[Estimate | None], shown_times: float = 1.0) -> An
     low = shown_times * min(one.value if one.low is None else one.low for one in known)
     high = shown_times * max(one.value if one.high is None else one.high for one in known)
     if max(one.value for one in known) / min(one.value for one in known) >= LOG_FROM:
-        return alt.Scale(type="log", domain=[low / MARGIN, high * MARGIN])
+        # As it is: rounded to powers of ten most of the chart may be empty.
+        return alt.Scale(type="log", domain=[low / MARGIN, high * MARGIN], nice=False)
     room = MARGIN - 1.0
     return alt.Scale(domain=[max(0.0, low - room * (high - low)), high + 2 * room * (high - low) + 1e-12], zero=False)
 
