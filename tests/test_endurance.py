@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,28 @@ def test_tables_have_a_row_a_round_and_a_row_a_step(tmp_path: Path) -> None:
     assert row["change_percent"] == pytest.approx(100 * (SLOWER - 1))
     assert row["ended_by"] == "time: 10 minutes"
     assert pd.isna(row["reason"])
+
+
+def test_a_neighbour_on_one_side_of_a_step_is_told_beside_it(tmp_path: Path) -> None:
+    run_to_end(HotBench(), tmp_path / "run", {"minutes": 10, "until_temperature_c": 90})
+    [series] = found_in(tmp_path / "run")
+    [step] = series.steps
+    n_after = sum(r.middle_s > step.at_s for r in series.rounds)
+
+    def told(before: float, after: float) -> list[str]:
+        shares = [before if r.middle_s < step.at_s else after for r in series.rounds]
+        rounds = [
+            r._replace(trial=r.trial.model_copy(update={"foreign_cpu_share": share}))
+            for r, share in zip(series.rounds, shares, strict=True)
+        ]
+        return [words for words in sentences_of(replace(series, rounds=tuple(rounds))) if "shared the CPU" in words]
+
+    assert told(0.02, 0.02) == told(0.6, 0.6) == []
+    [words] = told(0.02, 0.53)
+    assert words.startswith(f"{n_after} of {n_after} rounds after that step shared the CPU")
+    assert "up to 53% of it, and may be its cause" in words
+    [words] = told(0.53, 0.02)
+    assert words.startswith(f"{len(series.rounds) - n_after} of {len(series.rounds) - n_after} rounds before that step")
 
 
 def test_too_few_rounds_and_an_even_speed_have_no_step(tmp_path: Path) -> None:

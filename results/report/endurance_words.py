@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
+from results.cells import shared_cpu
 from results.endurance import BROKEN_OFF, Level, Series, Step
 from results.units import format_interval, format_number
 
@@ -21,6 +23,7 @@ def sentences_of(series: Series) -> Iterator[str]:
         return
     for number, step in enumerate(series.steps, start=1):
         yield _step_words(step, series.phase, number == len(series.steps))
+        yield from _neighbours(series, number - 1)
     if not series.steps and series.level is not None:
         yield f"{series.why_no_step}: {series.phase} {level_words(series.level)} token/s over all rounds"
     if series.ended_by is None:
@@ -42,6 +45,23 @@ def _step_words(step: Step, phase: str, is_last: bool) -> str:
         f"at {at} {phase} {verb} from {level_words(step.before)} to {level_words(step.after)} token/s"
         f" ({change}){kept}{watts}"
     )
+
+
+def _neighbours(series: Series, number: int) -> Iterator[str]:
+    """Where most rounds on one side of a step shared the CPU, and most on the other did not."""
+    edges_s = [0.0, *(step.at_s for step in series.steps), series.duration_s]
+    sides = []
+    for from_s, to_s in pairwise(edges_s[number : number + 3]):
+        sides.append(shared_cpu(r.trial for r in series.rounds if from_s <= r.middle_s <= to_s))
+    before, after = ((0, 1) if side is None else (side.n, side.n_of) for side in sides)
+    if (2 * before[0] > before[1]) == (2 * after[0] > after[1]):
+        return
+    side, when = (sides[1], "after") if 2 * after[0] > after[1] else (sides[0], "before")
+    if side is not None:
+        yield (
+            f"{side.n} of {side.n_of} rounds {when} that step shared the CPU: other processes took up to"
+            f" {side.most:.0%} of it, and may be its cause"
+        )
 
 
 def level_words(level: Level) -> str:
