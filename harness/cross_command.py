@@ -203,7 +203,7 @@ def _short(row: Row) -> dict[str, Any]:
         "J/decoded token": _figure(row.j_per_token),
         "lost %": f"{100 * (row.lost_prefill or 0):.2g}, {100 * (row.lost_decode or 0):.2g}",
         "decoding is bound by": row.binds_decode,
-        "front": "yes" if row.on_front else "",
+        "front": row.front_words,
     }
 
 

@@ -20,8 +20,9 @@ from engines.techniques.presets import PRESETS
 from harness.commands import app
 from harness.conclusions import Effect
 from harness.cross.arms import Arm, arms_on
+from harness.cross.pages import Machine
 from harness.cross.sensitivity import effects
-from harness.cross.table import Question, Row, cross_table, dominates, with_front
+from harness.cross.table import Question, Row, cross_table, dominates, records, with_front
 from tests.toy_sheet import figure
 
 QWEN = shape_named("qwen3-30b-a3b")
@@ -54,6 +55,25 @@ def test_sums_in_another_order_dominate_nothing() -> None:
     assert not dominates((1.0, 2.0 - 1e-12), (1.0, 2.0))
     assert not dominates((0.5,), (1.0, 2.0))
     assert dominates((1.0, 1.9), (1.0, 2.0))
+
+
+def test_arms_that_cost_the_same_are_told_together() -> None:
+    """A sum in another order is the same; an arm off the front may have its like, too."""
+    rows = with_front([
+        row(1.0, 2.0, 3.0, name="a"),
+        row(1.0, 2.0 - 1e-12, 3.0, name="b"),
+        row(2.0, 1.0, 3.0, name="c"),
+        row(2.0, 2.0, 3.0, name="d"),
+        row(2.0, 2.0, 3.0, name="e"),
+        Row("m", Arm("f"), "oom", "too large"),
+    ])  # fmt: skip
+    assert [found.front_words for found in rows] == ["yes, as b", "yes, as a", "yes", "", "", ""]
+    assert [found.equals for found in rows] == [("b",), ("a",), (), ("e",), ("d",), ()]
+    machine = Machine(load_sheet("a6000"), False, rows[:-1], rows[-1:], "", [])
+    assert machine.answer == (
+        "First token soonest: a and b (1 s); least time per token: c (1 s); on the front: a = b, c"
+    )
+    assert [record["same_costs_as"] for record in records(rows)] == ["b", "a", "", "e", "d", ""]
 
 
 def test_launching_binds_where_nothing_works_for_longer_than_the_busiest_works() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from devices.models.sheet import Sheet
 from harness.conclusions import Effect, conclusion_words, flip_words, leads_chart
 from harness.cross.sensitivity import METRICS
-from harness.cross.table import Question, Row, has_fits
+from harness.cross.table import Question, Row, has_fits, is_less
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
 from results.units import format_bytes
@@ -37,17 +37,26 @@ class Machine(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """Which arm is first in time, and which are on the front."""
+        """Which arms are first in time, and which are on the front. Arms that cost the same stand together."""
         found = [
-            (what, min(own, key=lambda one: one[0]))
+            (what, own)
             for what, own in (
                 ("First token soonest", [(row.ttft_s, row.arm.name) for row in self.rows if row.ttft_s is not None]),
                 ("least time per token", [(row.tpot_s, row.arm.name) for row in self.rows if row.tpot_s is not None]),
             )
             if own
         ]
-        words = [f"{what}: {name} ({_seconds(seconds)})" for what, (seconds, name) in found]
-        return "; ".join([*words, f"on the front: {', '.join(row.arm.name for row in self.rows if row.on_front)}"])
+        words = []
+        for what, own in found:
+            least_s = min(seconds for seconds, _ in own)
+            first = [name for seconds, name in own if not is_less(least_s, seconds)]
+            words.append(f"{what}: {' and '.join(first)} ({_seconds(least_s)})")
+        front = dict.fromkeys(
+            " = ".join(row.arm.name for row in self.rows if row is one or row.arm.name in one.equals)
+            for one in self.rows
+            if one.on_front
+        )
+        return "; ".join([*words, f"on the front: {', '.join(front)}"])
 
 
 class Conclusion(NamedTuple):

@@ -94,6 +94,15 @@ class Row:
     """Of the seconds, the share of launches unlike all that the sheet was fitted on. None where nothing was fitted:
     rooflines alone say the best that a machine could do."""
     on_front: bool = False
+    equals: tuple[str, ...] = ()
+    """Other arms of the machine that cost the same in all of `costs`."""
+
+    @property
+    def front_words(self) -> str:
+        """For a cell of a table: empty where it is not on the front."""
+        if not self.on_front:
+            return ""
+        return f"yes, as {', '.join(self.equals)}" if self.equals else "yes"
 
     @property
     def costs(self) -> tuple[float, ...] | None:
@@ -154,21 +163,33 @@ def row_of(question: Question, arm: Arm, sheet: Sheet) -> Row:
 
 
 def with_front(rows: Iterable[Row]) -> list[Row]:
-    """Marks those that no other row of the machine is better than in one cost, and as good in all."""
+    """Marks those that no other row of the machine is better than in one cost, and as good in all; and those that cost
+    the same, which are on the front together or not at all."""
     own = list(rows)
-    known = [row.costs for row in own if row.costs is not None]
-    return [
-        replace(row, on_front=row.costs is not None and not any(dominates(other, row.costs) for other in known))
-        for row in own
-    ]
+    known = [(row.arm.name, row.costs) for row in own if row.costs is not None]
+    found = []
+    for row in own:
+        if (costs := row.costs) is not None:
+            on_front = not any(dominates(other, costs) for _, other in known)
+            equals = tuple(name for name, other in known if name != row.arm.name and same_costs(other, costs))
+            row = replace(row, on_front=on_front, equals=equals)
+        found.append(row)
+    return found
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Sums in another order are no difference."""
     if len(one) != len(other):
         return False
-    is_less = [a < (1 - FLOAT_NOISE) * b for a, b in zip(one, other, strict=True)]
-    return any(is_less) and all(a <= (1 + FLOAT_NOISE) * b for a, b in zip(one, other, strict=True))
+    return any(map(is_less, one, other)) and not any(map(is_less, other, one))
+
+
+def same_costs(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and not any(map(is_less, one, other)) and not any(map(is_less, other, one))
+
+
+def is_less(one: float, other: float) -> bool:
+    """Sums in another order are no difference."""
+    return one < (1 - FLOAT_NOISE) * other
 
 
 def _priced(arm: Arm, priced: PricedCell) -> Row:
@@ -236,7 +257,7 @@ COLUMNS = (
     "machine", "technique", "result", "ttft_s", "tpot_s", "j_per_prompt_token", "j_per_decoded_token",
     "joules_missing_because", "binds_prefill", "binds_decode", "moved_bytes_per_prompt_token",
     "moved_bytes_per_decoded_token", "pairs_lost_prefill", "pairs_lost_decode", "outside_fit_share",
-    "on_front", "method", "why_not",
+    "on_front", "same_costs_as", "method", "why_not",
 )  # fmt: skip
 
 
@@ -247,6 +268,6 @@ def records(rows: Sequence[Row]) -> Iterator[Mapping[str, Any]]:
             row.machine, row.arm.name, row.result, row.ttft_s, row.tpot_s, row.j_per_prompt_token, row.j_per_token,
             row.no_joules, row.binds_prefill, row.binds_decode, row.moved_bytes_per_prompt_token,
             row.moved_bytes_per_token, row.lost_prefill, row.lost_decode, row.outside_fit, row.on_front,
-            "modelled" if row.result == "ok" else None, row.why_not,
+            "; ".join(row.equals), "modelled" if row.result == "ok" else None, row.why_not,
         )  # fmt: skip
         yield dict(zip(COLUMNS, figures, strict=True))
