@@ -183,11 +183,11 @@ def _short(text: str) -> str:
 def figures_told(run: RunPoint) -> str:
     """ "e2e 7.08 to 11 ms; energy_per_response 0.14 to 0.22 J (modelled); acc 65 to 100 %"."""
     from results.history.points import WORDS
-    from results.units import format_number, si_scale
+    from results.units import figure_scale, format_number
 
     told = []
     for metric, unit, method, low, high in run.ranges:
-        scale, shown = (0.01, "%") if unit == "1" else si_scale(max(abs(low), abs(high)), unit)
+        scale, shown = figure_scale(max(abs(low), abs(high)), unit)
         ends = list(dict.fromkeys(format_number(end / scale) for end in (low, high)))
         how = "" if method == "measured" else f" ({method})"
         told.append(f"{WORDS.get(metric, printable(metric))} {' to '.join(ends)} {shown}{how}")

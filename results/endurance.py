@@ -238,7 +238,8 @@ def _place(values: Any, at: int) -> tuple[int, int]:
     least = residues[at - 1]
     if least <= 0:
         return at, at
-    open_ = np.flatnonzero(n * np.log(residues / least) <= TWICE_LOG_LIKELIHOOD) + 1
+    with np.errstate(divide="ignore"):  # two levels without noise
+        open_ = np.flatnonzero(n * np.log(residues / least) <= TWICE_LOG_LIKELIHOOD) + 1
     return min(at, int(open_.min())), max(at, int(open_.max()))
 
 

@@ -103,6 +103,20 @@ def format_bytes(n_bytes: int) -> str:
     return f"{_plain(n_bytes / 1024**exponent)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"
 
 
+def format_figure(value: float, unit: str) -> str:
+    """A figure of any metric: scores, which have no unit, in %; bytes in binary units."""
+    if unit == "B":
+        return format_bytes(round(value))
+    return format_quantity(100 * value, "%") if unit == "1" else format_quantity(value, unit)
+
+
+def figure_scale(magnitude: float, unit: str) -> tuple[float, str]:
+    """As `si_scale`, for a column of figures of any metric."""
+    if unit == "B":
+        return 1024.0**2, "MiB"
+    return (0.01, "%") if unit == "1" else si_scale(magnitude, unit)
+
+
 def format_count(n: float) -> str:
     """A large count in words of thousands: 5734400 -> "5.73 million"."""
     for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):

@@ -202,7 +202,9 @@ def test_machines_are_paired_without_their_names_and_one_trial_has_no_interval(t
 def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:
     first = written(tmp_path / "a", times(1.0, 0), arm="one")
     second = written(tmp_path / "b", times(1.0, 0), arm="two")
-    with pytest.raises(CompareError, match="have no cell in common: the one has one · gsm8k · host"):
+    with pytest.raises(
+        CompareError, match="have no cell in common: the one has one · gsm8k · host; the other has two · "
+    ):
         between(first, second)
     with pytest.raises(CompareError, match="are the same cells; name two runs"):
         between(first, first)

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.units import (
+    figure_scale,
     format_bytes,
+    format_figure,
     format_interval,
     format_known,
     format_mean,
@@ -83,6 +85,10 @@ def test_an_interval_of_no_width_keeps_three_digits() -> None:
 
 
 def test_bytes_are_counted_in_powers_of_1024() -> None:
+    assert [format_figure(v, u) for v, u in ((430475245.0, "B"), (0.5, "1"), (0.998, "s"))] == [
+        "411 MiB", "50.0 %", "998 ms",
+    ]  # fmt: skip
+    assert figure_scale(430475245.0, "B") == (1048576, "MiB")
     assert [format_bytes(n) for n in (0, 1023, 1024, 137438953472)] == ["0 B", "1023 B", "1.00 KiB", "128 GiB"]
 
 

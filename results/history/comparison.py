@@ -183,7 +183,8 @@ def _pairs(first: Side, second: Side) -> list[Pair]:
             raise CompareError(f"{first.name} and {second.name} are the same cells; name two runs, arms or devices")
     if not pairs:
         raise CompareError(
-            f"{first.name} and {second.name} have no cell in common: {_has(sides[0])}; {_has(sides[1])}; name arms as"
+            f"{first.name} and {second.name} have no cell in common: the one has {_has(sides[0])}; the other has"
+            f" {_has(sides[1])}; name arms as"
             " RUN:ARM, machines as RUN@DEVICE"
         )
     return pairs
@@ -191,7 +192,7 @@ def _pairs(first: Side, second: Side) -> list[Pair]:
 
 def _has(cells: Sequence[Cell]) -> str:
     told = [f"{cell.engine} · {cell.workload} · {cell.device}" for cell in cells[:2]]
-    return "the one has " + ", ".join(told) + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
+    return ", ".join(told) + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
 
 
 def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[Pair]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from results.history.points import Figure
 from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
 from results.report.files import replace_text
-from results.units import format_number, format_p, format_quantity
+from results.units import format_figure, format_number, format_p
 
 ORDER: Final = ("worse", "better", "different", "not certain", "not tested", "refused")
 
@@ -101,15 +101,15 @@ def table_row(row: Compared) -> tuple[str, ...]:
     how = [_method(row), row.test or "", longer, *row.said, row.reason]
     return (
         row.verdict, row.arm, row.workload, row.device, row.first.name,
-        _value(row.first), "" if row.second is None else _value(row.second),
+        _value(row.first), _value(row.second),
         "" if row.change is None or row.verdict == "refused" else shown(row, row.change), ends,
         "" if row.adjusted is None else format_p(row.adjusted).removeprefix("p ").removeprefix("= "),
         "" if row.effect is None else format_number(row.effect), "; ".join(filter(None, how)),
     )  # fmt: skip
 
 
-def _value(figure: Figure) -> str:
-    return format_quantity(100 * figure.mean, "%") if figure.unit == "1" else format_quantity(figure.mean, figure.unit)
+def _value(figure: Figure | None) -> str:
+    return "" if figure is None else format_figure(figure.mean, figure.unit)
 
 
 def _method(row: Compared) -> str:

@@ -19,7 +19,7 @@ from results.history.unlike import unlike_environments
 from results.records import Phase
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
-from results.units import format_interval, format_mean, format_number, si_scale
+from results.units import figure_scale, format_interval, format_mean, format_number
 
 MOST_CHARTS: Final = 60
 MOST_ARMS: Final = 8
@@ -109,7 +109,7 @@ def _panel(number: int, group: Group, seen: Sequence[Seen]) -> Iterator[Panel]:
     device, workload, unit, _ = group
     lines = list(_lines(seen))
     largest = max(abs(figure.mean) for _, _, figure in seen)
-    scale, shown_unit = (0.01, "%") if unit == "1" else si_scale(largest, unit)
+    scale, shown_unit = figure_scale(largest, unit)
     name = seen[0][2].name
     arms = list(dict.fromkeys(line.arm for line in lines))
     shown = [line for line in lines if line.arm in arms[:MOST_ARMS]]

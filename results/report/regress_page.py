@@ -13,7 +13,7 @@ from results.history.unlike import unlike_environments
 from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
 from results.report.files import replace_text
-from results.units import format_number, format_quantity
+from results.units import format_figure, format_number
 
 VERDICTS: Final = ("REGRESSION", "UNRELIABLE", "IMPROVED", "PASS")
 COLUMNS: Final = (
@@ -49,7 +49,7 @@ def _value(one: Judged, value: float | None) -> str:
         return ""
     if one.series.is_anchored:
         return f"{format_number(value)}× the anchor"
-    return format_quantity(100 * value, "%") if one.figure.unit == "1" else format_quantity(value, one.figure.unit)
+    return format_figure(value, one.figure.unit)
 
 
 def why(one: Judged) -> str:

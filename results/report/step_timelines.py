@@ -19,7 +19,7 @@ from results.report.operation_tables import percent
 from results.runs import RunData
 from results.trace_files import TraceFileError
 from results.tracks import Slice, Timelines, Track, decode_step_tracks, operation_tracks, step_spans
-from results.units import format_number, format_quantity
+from results.units import format_bytes, format_number, format_quantity
 
 LEFT_PX, LANES_PX, RIGHT_PX = 62, 620, 14
 LANE_PX, GAP_PX, TITLE_PX, AXIS_PX = 18, 3, 17, 26
@@ -99,7 +99,7 @@ def _row(lane: str, what: str, slices: Sequence[Slice], step: Timelines) -> Step
         _ms(slices[0].begin_s - step.begin_s),
         _ms(lasting_s),
         percent(lasting_s / whole_s) if whole_s > 0 else "",
-        format_quantity(moved, "B") if moved else "",
+        format_bytes(round(moved)) if moved else "",
     )
 
 
