@@ -175,7 +175,8 @@ def join(
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "the fleet gives what was measured here to whoever offers the device next")
     if code == EXIT_NO_COORDINATOR:
-        fail(f"no fleet at {address} for {wait_s:.0f} s; is `joulebench fleet start` running there?", 4)
+        certificates = "" if tls else ", without certificates (--tls-ca)"
+        fail(f"no fleet at {address} for {wait_s:.0f} s; is `joulebench fleet start` running there{certificates}?", 4)
 
 
 @fleet_app.command()

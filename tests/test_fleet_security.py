@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import socket
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,12 @@ TLS = Tls(ca="ca.pem", certificate="own.pem", key="own.key")
 def test_addresses(text: str, tls: Tls | None, told: str, is_local: bool) -> None:
     address = read_address(text, tls)
     assert (str(address), address.is_local) == (told, is_local)
+
+
+def test_who_listens_everywhere_is_joined_by_its_name() -> None:
+    assert read_address("0.0.0.0:9000", TLS).for_workers == Address(platform.node(), 9000, True)
+    assert read_address("[::]:9000", None).for_workers == Address(platform.node(), 9000)
+    assert read_address("lab-7:9000", None).for_workers == Address("lab-7", 9000)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +74,16 @@ def test_a_fleet_is_not_open_to_a_network_unless_somebody_asks_for_that(tmp_path
     assert "other machines reach it, and nothing proves who they are" in line
     assert "whoever can connect can run code" in line
     assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_does_not_wait_for_one_that_answers_nothing() -> None:
+    """As a coordinator that asks for certificates looks to a worker without."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        ended = joulebench("fleet", "join", f"127.0.0.1:{port}", "--device", "host", "--wait-s", "1")
+    assert ended.code == 4
+    assert f"no fleet at tcp://127.0.0.1:{port} for 1 s" in ended.stderr
+    assert "without certificates (--tls-ca)?" in ended.stderr
 
 
 def test_a_worker_needs_a_device(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from typing import Protocol
 
 from harness.fleet.dask_settings import SERIAL, TOPIC, resource_of, settle_dask, when_parent_ends
@@ -21,6 +22,8 @@ from results.records import Record
 
 EXIT_NO_COORDINATOR = 3
 TRY_EVERY_S = 0.5
+LEAST_JOIN_S, MOST_JOIN_S = 2.0, 20.0
+"""Of one try, where what answers is no coordinator of ours and says nothing."""
 
 log = logging.getLogger("fleet")
 
@@ -76,7 +79,8 @@ async def work(asked: WorkerAsked, folder: str) -> int:
             # The coordinator may be on another machine: the address is the one that this machine has towards it.
         )
         try:
-            await asyncio.wait_for(worker, timeout=20)
+            left_s = asked.wait_s - (time.monotonic() - seen_s)
+            await asyncio.wait_for(worker, timeout=min(MOST_JOIN_S, max(LEAST_JOIN_S, left_s)))
             log.warning("%s: joined %s", asked.device, asked.address)
             was_there = True
             await ended(worker)
@@ -113,6 +117,8 @@ def main(side: Side) -> None:
     asked = WorkerAsked.model_validate_json(sys.argv[1])
     _side.append(side)
     settle_dask()
+    # That a name is not known is told by us.
+    warnings.filterwarnings("ignore", message="Couldn't detect a suitable IP address", category=RuntimeWarning)
     when_parent_ends(lambda: os._exit(0))
     with tempfile.TemporaryDirectory(prefix="joulebench-fleet-") as folder:
         code = asyncio.run(work(asked, folder))

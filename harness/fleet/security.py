@@ -7,6 +7,7 @@ the user who started it. So a fleet listens on this machine alone, unless TLS pr
 from __future__ import annotations
 
 import ipaddress
+import platform
 import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,6 +48,11 @@ class Address(NamedTuple):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def for_workers(self) -> Address:
+        """Where others reach it: who listens everywhere has the name of this machine."""
+        return self._replace(host=platform.node()) if self.host in ("0.0.0.0", "::") else self
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -75,8 +75,10 @@ class FleetRun:
     def _create(self, coordinator: Coordinator, members: Members, wait_s: float) -> Store:
         """The run is begun when every device is described: its machines belong to it."""
         self._view.say(f"waiting for {', '.join(m.device for m in members.all())}; on their machines:")
+        where = self._road.address.for_workers
+        options = " --tls-ca ... --tls-cert ... --tls-key ..." if where.is_tls else ""
         for member in members.all()[:MOST_TOLD]:
-            self._view.say(f"  joulebench fleet join {self._road.address} --device {shlex.quote(member.device)}")
+            self._view.say(f"  joulebench fleet join {where} --device {shlex.quote(member.device)}{options}")
         until_s = time.monotonic() + wait_s
         while not coordinator.all_described():
             coordinator.step_before()
