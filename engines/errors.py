@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from results.messages import readable
 from results.trials import CellText
 
@@ -11,6 +13,14 @@ class EngineError(Exception):
 
     def __str__(self) -> str:
         return readable(super().__str__())
+
+
+class ProblemsError(EngineError):
+    """All that is in the way at once. problems: a line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
 
 
 class FewSlotsError(EngineError):

@@ -31,6 +31,7 @@ from engines.model.architecture import ModelConfig
 from engines.model.checkpoints import BUNDLED_PREFIX
 from engines.model.tensor_files import TensorFile, is_finite
 from engines.profile import Profile, ProfiledPredictions, ProfileOrigin, Sha256
+from results.file_state import sha256_of_file
 from results.records import Record
 
 DESCRIPTION, TENSORS = "profile.json", "profile.safetensors"
@@ -230,8 +231,7 @@ def _read_description(folder: Path) -> _Description:
 def _read_tensors(folder: Path, description: _Description) -> dict[str, Tensor]:
     _, path = profile_files(folder)
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_of_file(path)
     except OSError as error:
         raise _damaged(folder, f"{TENSORS}: {error.strerror}") from error
     if digest != description.tensors_sha256:

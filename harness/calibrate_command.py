@@ -16,6 +16,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    fail_each,
     print_rows,
     quiet_libraries,
     rounded,
@@ -84,9 +85,7 @@ def calibrate(
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "no profile was written")
     except CalibrationError as error:
-        for problem in error.problems:
-            typer.echo(f"error: {printable(problem)}", err=True)
-        raise typer.Exit(EXIT_BAD_PLAN) from error
+        fail_each(error.problems, EXIT_BAD_PLAN)
     except FileExistsError as error:
         fail(f"--out {error}", EXIT_BAD_PLAN)
     except (EngineError, OSError, ValueError) as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    fail_each,
     print_rows,
     quiet_libraries,
 )
@@ -31,6 +34,21 @@ MOST_ROWS = 40
 coreml_app = typer.Typer(no_args_is_help=True, help="Packages for the Apple Neural Engine (Core ML).")
 
 
+@contextmanager
+def told_ends(what_stays: str) -> Iterator[None]:
+    """Ends a command on all that is in its way, a line each, and on an interrupt."""
+    from engines.errors import EngineError, ProblemsError
+
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, what_stays)
+    except ProblemsError as error:
+        fail_each(error.problems, EXIT_BAD_PLAN)
+    except EngineError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+
+
 @coreml_app.command("lint")
 def lint_packages(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with packages, or one .mlpackage.")],
@@ -39,21 +57,14 @@ def lint_packages(
 ) -> None:
     """Read packages back, and tell what would leave the Neural Engine by the rules that others reported.
 
-    Exit code 1: there are findings. 2: a package cannot be read.
+    Exit code 1: there are findings. 2: a package is missing, cannot be read, or is not as it was written.
     """
     quiet_libraries()
     raise_in_command()
-    from engines.coreml.lint import UnreadablePackagesError, lint_folder
+    from engines.coreml.lint import lint_folder
 
-    try:
-        with console_of(stderr=True).status("reading packages"):
-            linted = lint_folder(folder)
-    except UnreadablePackagesError as error:
-        for problem in error.problems:
-            typer.echo(f"error: {printable(problem)}", err=True)
-        raise typer.Exit(EXIT_BAD_PLAN) from error
-    except KeyboardInterrupt as interrupt:
-        end_interrupted(interrupt, "nothing was written")
+    with told_ends("nothing was written"), console_of(stderr=True).status("reading packages"):
+        linted = lint_folder(folder)
     if csv is not None:
         _write_csv(linted, csv)
     if as_json:

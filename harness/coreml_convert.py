@@ -17,8 +17,9 @@ from typing import NamedTuple, Protocol
 from filelock import FileLock, Timeout
 
 from devices.peak_memory import PeakMemory, peak_memory
-from engines.coreml.conversion import Conversion, is_whole
+from engines.coreml.conversion import Conversion, is_there
 from engines.coreml.manifest import Manifest, PackagePlan
+from engines.coreml.sums import Digests, damage, read_now
 from engines.errors import EngineError
 
 LOCK, WORK = ".convert.lock", ".work"
@@ -30,6 +31,10 @@ COPIES_AT_WORK = 2
 
 class Following(Protocol):
     """Who is told of progress."""
+
+    def checks(self, n_packages: int) -> None:
+        """Of those that are there, whether they are as they were written."""
+        ...
 
     def begin(self, n_packages: int, n_bytes: int, n_done: int, done_bytes: int) -> None: ...
 
@@ -56,6 +61,9 @@ class NoSpaceError(EngineError):
 class _Unheard:
     """A `Following` that tells nobody."""
 
+    def checks(self, n_packages: int) -> None:
+        pass
+
     def begin(self, n_packages: int, n_bytes: int, n_done: int, done_bytes: int) -> None:
         pass
 
@@ -66,17 +74,25 @@ class _Unheard:
         pass
 
 
-def convert_all(conversion: Conversion, folder: Path, following: Following | None = None) -> Converted:
-    """What is not there yet. Raises `EngineError`, `OSError`."""
+def convert_all(
+    conversion: Conversion, folder: Path, following: Following | None = None, digests: Digests = read_now
+) -> Converted:
+    """What is not there yet, or is not as it was written. digests: of files that are there.
+
+    Raises `EngineError`, `OSError`.
+    """
     following = following or _Unheard()
     began_s = time.monotonic()
-    left = [package for package in conversion.packages if not is_whole(folder, package)]
-    check_room(folder, left)
+    check_room(folder, [package for package in conversion.packages if not is_there(folder, package)])
     conversion.begin(folder)
     with _alone(folder):
         clear_unfinished(folder)
-        left = [package for package in conversion.packages if not is_whole(folder, package)]
-        kept = [package for package in conversion.packages if package not in left]
+        there = [package for package in conversion.packages if is_there(folder, package)]
+        following.checks(len(there))
+        damaged = damage((folder / package.path for package in there), digests)
+        kept = [package for package in there if folder / package.path not in damaged]
+        left = [package for package in conversion.packages if package not in kept]
+        check_room(folder, left)
         done_bytes = sum(package.weight_bytes for package in kept)
         following.begin(len(conversion.packages), conversion.manifest.weight_bytes, len(kept), done_bytes)
         with _temporary_files_in(folder / WORK) as clear:

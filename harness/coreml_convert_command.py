@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from harness.coreml_command import told_ends
 from harness.interrupts import raise_in_command
 from harness.step_bar import StepBar
 from harness.technique_option import TECHNIQUE_HELP, technique_of
 from harness.terminal import (
-    EXIT_BAD_PLAN,
     EXIT_NOT_WRITTEN,
     AsJson,
     console_of,
-    end_interrupted,
     fail,
     print_rows,
     quiet_libraries,
@@ -62,27 +61,23 @@ def convert_model(
     """
     quiet_libraries()
     raise_in_command()
-    from engines.errors import EngineError
     from harness.coreml_convert import NoSpaceError, convert_all
 
     console = console_of(stderr=True)
     parameters = technique_of(technique)
     options = {"chunk": chunk, "context": context, "weights": weights, "attention": attention}
-    try:
-        with console.status("reading the model"):
-            conversion = _conversion(model, parameters, profile, options, int4_known_to_crash)
-        with _Following(console) as following:
-            converted = convert_all(conversion, out, following)
-    except KeyboardInterrupt as interrupt:
-        end_interrupted(interrupt, f"finished packages in {out} are kept; the same command goes on")
-    except NoSpaceError as error:
-        fail(f"--out {error}", EXIT_NOT_WRITTEN)
-    except EngineError as error:
-        fail(str(error), EXIT_BAD_PLAN)
-    except OSError as error:
-        why = error.strerror or str(error)
-        fail(f"--out {out}: cannot be written ({why}); finished packages are kept, the same command goes on",
-             EXIT_NOT_WRITTEN)  # fmt: skip
+    with told_ends(f"finished packages in {out} are kept; the same command goes on"):
+        try:
+            with console.status("reading the model"):
+                conversion = _conversion(model, parameters, profile, options, int4_known_to_crash)
+            with _Following(console) as following:
+                converted = convert_all(conversion, out, following)
+        except NoSpaceError as error:
+            fail(f"--out {error}", EXIT_NOT_WRITTEN)
+        except OSError as error:
+            why = error.strerror or str(error)
+            fail(f"--out {out}: cannot be written ({why}); finished packages are kept, the same command goes on",
+                 EXIT_NOT_WRITTEN)  # fmt: skip
     rows = _package_rows(converted)
     if as_json:
         print_rows(rows, True, "")
@@ -93,20 +88,25 @@ def convert_model(
 def _conversion(
     model: str, parameters: TechniqueParameters, profile: str | None, options: dict[str, Any], int4: bool
 ) -> Conversion:
-    """Raises `EngineError`, `OSError`."""
+    """Raises `ProblemsError` with all that is in the way, `OSError`."""
     from engines.coreml.conversion import Asked, Conversion, in_the_way
     from engines.coreml.toolkit import load_coremltools
-    from engines.errors import EngineError
+    from engines.errors import EngineError, ProblemsError
     from engines.model.checkpoints import inspect_checkpoint
     from harness.profiles import model_digests, profile_for
 
-    load_coremltools()
-    facts = inspect_checkpoint(model)
-    digests = model_digests(facts, lambda note: typer.echo(printable(note), err=True))
-    if digests.model is None:
-        raise EngineError(f"{model}: its weights are not here; fetch them into a folder first")
-    asked = Asked(parameters, allow_int4_known_to_crash=int4, **options)
-    learnt, problems = None, []
+    problems, learnt = [], None
+    try:
+        load_coremltools()
+    except EngineError as error:
+        problems.append(str(error))
+    try:
+        facts = inspect_checkpoint(model)
+    except EngineError as error:
+        raise ProblemsError([*problems, str(error)]) from error
+    digest = model_digests(facts, lambda note: typer.echo(printable(note), err=True)).model
+    if digest is None:
+        problems.append(f"{model}: its weights are not here; fetch them into a folder first")
     if profile is not None and not parameters.learns:
         problems.append(f"--profile {profile}: {parameters.technique} learns nothing; leave it out")
     elif profile is not None:
@@ -114,9 +114,11 @@ def _conversion(
             learnt = profile_for(profile, facts, parameters.learns)
         except EngineError as error:
             problems.append(str(error))
-    if problems:
-        raise EngineError("; ".join([*problems, *in_the_way(facts, asked)]))
-    return Conversion(model, asked, learnt, digests.model)
+    asked = Asked(parameters, allow_int4_known_to_crash=int4, **options)
+    problems += in_the_way(facts, asked, profile is not None)
+    if problems or digest is None:
+        raise ProblemsError(problems)
+    return Conversion(model, asked, learnt, digest)
 
 
 def _package_rows(converted: Converted) -> list[dict[str, Any]]:
@@ -159,6 +161,10 @@ class _Following(StepBar):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, of_bytes=True)
+
+    def checks(self, n_packages: int) -> None:
+        if n_packages:
+            self._bar.update(self._task, description=f"reading {n_packages} packages back")
 
     def begin(self, n_packages: int, n_bytes: int, n_done: int, done_bytes: int) -> None:
         self._n, self._n_done = n_packages, n_done

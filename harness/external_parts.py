@@ -13,7 +13,7 @@ from pathlib import Path
 
 from devices.base import Device
 from engines.base import Engine
-from engines.errors import EngineError
+from engines.errors import EngineError, ProblemsError
 from engines.external.base import Found, Surroundings, refuse_what_it_cannot
 from engines.model.checkpoints import CheckpointFacts
 from harness.external.base import ExternalSpec
@@ -43,6 +43,9 @@ def external_problems(engine: Part[ExternalSpec]) -> Iterator[str]:
     """That it is not here, or a file of it."""
     try:
         files = files_of(engine.spec)
+    except ProblemsError as error:
+        yield from (f"engine {engine.label}: {problem}" for problem in error.problems)
+        return
     except EngineError as error:
         yield f"engine {engine.label}: {error}"
         return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from results.file_state import file_state
+from results.file_state import file_state, sha256_of_file
 from results.report.files import replace_text
 
 KEPT_IN = "digests.json"
@@ -50,12 +50,6 @@ def file_digests(paths: Iterable[Path], folder: Path, told: Callable[[str], None
     else:
         found = {}
     return {path: found[path] if path in found else kept[key] for path, key in keys.items()}
-
-
-def sha256_of_file(path: Path) -> str:
-    """Read now. Raises `OSError`."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _key(path: Path) -> str:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.file_digests import sha256_of_file
-from results.file_state import FileState, file_state
+from results.file_state import FileState, file_state, sha256_of_file
 from results.store import StoreError
 
 MOST_TOLD = 3

@@ -13,6 +13,7 @@ from harness.terminal import (
     AsJson,
     check_out,
     end_interrupted,
+    fail_each,
     fail_unwritten,
     print_rows,
     quiet_libraries,
@@ -60,9 +61,7 @@ def reproduce(
         book = ledger()
         claims = selected(book, words) if words else list(book.claims)
     except LedgerError as error:
-        for problem in error.problems:
-            typer.echo(f"error: {printable(problem)}", err=True)
-        raise typer.Exit(EXIT_BAD_PLAN) from error
+        fail_each(error.problems, EXIT_BAD_PLAN)
     is_whole = all(len(word) == 3 for word in words)
     folder = out or (FOLDER if is_whole else None)
     if folder is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -80,6 +81,13 @@ def rounded(value: Any) -> Any:
 
 def fail(message: str, code: int) -> NoReturn:
     typer.echo(f"error: {printable(message)}", err=True)
+    raise typer.Exit(code)
+
+
+def fail_each(problems: Iterable[object], code: int) -> NoReturn:
+    """A line for each."""
+    for problem in problems:
+        typer.echo(f"error: {printable(str(problem))}", err=True)
     raise typer.Exit(code)
 
 

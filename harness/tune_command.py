@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    fail_each,
     print_rows,
     quiet_libraries,
 )
@@ -114,8 +115,8 @@ def tune(
     if objective not in OBJECTIVES:
         problems.append(f"--objective {objective}: no such objective; take one of {', '.join(OBJECTIVES)}")
     limit_bytes = None if weights_limit is None else _size(weights_limit, problems)
-    if check is not None:
-        _end_with(problems)
+    if check is not None and problems:
+        fail_each(problems, EXIT_BAD_PLAN)
     asked = Asked(
         plan_path, device, engine, model, prompt, decode, requests, tuple(space or ()), objective,
         shares["--slowdown"], search, tuple(constant or ()), exhaustive, shares.get("--accuracy-floor"), limit_bytes,
@@ -164,7 +165,7 @@ def _tune(asked: Asked, problems: list[str]) -> None:
             *write_session(found, profile, session.folder),
         ]
     except PlanError as error:
-        _end_with(list(error.problems))
+        fail_each(error.problems, EXIT_BAD_PLAN)
     except StoreError as error:
         fail(str(error), EXIT_BAD_PLAN)
     except DeviceNotReadyError as error:
@@ -193,7 +194,7 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
         with ProbeLines(console) as lines:
             profile, paths, folder = check_again(named, pairs, out, lines)
     except PlanError as error:
-        _end_with(list(error.problems))
+        fail_each(error.problems, EXIT_BAD_PLAN)
     except (TunedProfileError, StoreError) as error:
         fail(str(error), EXIT_BAD_PLAN)
     except DeviceNotReadyError as error:
@@ -253,11 +254,3 @@ def _size(text: str, problems: list[str]) -> int | None:
     except ValidationError:
         problems.append(f"--weights-limit {text[:40]}: must be a size; write 2GB or 512MiB")
         return None
-
-
-def _end_with(problems: list[Any]) -> None:
-    """All at once; returns where there is none."""
-    for problem in problems:
-        typer.echo(f"error: {printable(str(problem))}", err=True)
-    if problems:
-        raise typer.Exit(EXIT_BAD_PLAN)

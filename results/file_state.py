@@ -1,7 +1,9 @@
-"""What the file system tells of a file's contents without reading it: another state may be other contents."""
+"""What tells whether a file's contents are others: its state, without reading it (another state may be other contents),
+and its digest."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,3 +22,9 @@ def file_state(path: Path) -> FileState:
     """Raises `OSError`."""
     found = path.stat()
     return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
+
+
+def sha256_of_file(path: Path) -> str:
+    """Read now. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,56 @@ def test_a_package_that_was_cut_off_is_found_and_written_anew(whole: tuple[Path,
     assert weights(out) == weights(whole[0])
 
 
+@pytest.mark.parametrize("part", ["weights/weight.bin", "model.mlmodel"])
+def test_bytes_that_changed_in_place_are_found_and_written_anew(
+    whole: tuple[Path, Finished], part: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "m"
+    shutil.copytree(whole[0], out)
+    before = packages(out)
+    path = out / "layer-001/experts-0.mlpackage/Data/com.apple.CoreML" / part
+    held = bytearray(path.read_bytes())
+    held[-1] ^= 1
+    path.write_bytes(held)
+    (problem,) = joulebench("coreml", "lint", str(out)).problems
+    if part != "model.mlmodel":  # a changed program may be none that can be read
+        assert problem.endswith(
+            f"experts-0.mlpackage: Data/com.apple.CoreML/{part} is not as it was written; convert it again"
+        )
+    assert "1 written" in convert(out).stdout
+    assert joulebench("coreml", "lint", str(out)).code == 0
+    assert weights(out) == weights(whole[0])
+    assert len(packages(out).items() - before.items()) == 1, "others were written again"
+
+
+def test_sums_are_those_of_sha256sum(whole: tuple[Path, Finished]) -> None:
+    for layer in sorted(whole[0].glob("layer-*")):
+        sums = [path.name for path in layer.glob("*.sha256")]
+        assert {f"{Path(name).stem}.mlpackage" for name in sums} == {path.name for path in layer.glob("*.mlpackage")}
+        subprocess.run(["sha256sum", "--check", "--strict", "--quiet", *sums], cwd=layer, check=True)
+
+
+def test_lint_tells_what_a_conversion_lacks(whole: tuple[Path, Finished], tmp_path: Path) -> None:
+    """A package that the manifest names and that is gone; one without sums; a conversion that was killed."""
+    out = tmp_path / "m"
+    shutil.copytree(whole[0], out)
+    shutil.rmtree(out / "layer-001/experts-0.mlpackage")
+    (out / "layer-000/attention.sha256").unlink()
+    done = joulebench("coreml", "lint", str(out))
+    assert done.code == 2
+    assert [line.removeprefix(f"error: {out}/") for line in done.problems] == [
+        "layer-000/attention.mlpackage: has no attention.sha256 beside it, which says what was written; convert it"
+        " again",
+        "layer-001/experts-0.mlpackage: is missing; convert it again",
+    ]
+    (out / "manifest.json").rename(out / "conversion.json")
+    (out / "layer-000/attention.sha256").write_bytes((whole[0] / "layer-000/attention.sha256").read_bytes())
+    done = joulebench("coreml", "lint", str(out))
+    assert done.code == 2
+    (problem,) = done.problems
+    assert "its conversion is not complete; give the same `joulebench coreml convert` again" in problem
+
+
 @pytest.mark.slow
 def test_a_killed_conversion_goes_on_where_it_was(whole: tuple[Path, Finished], tmp_path: Path) -> None:
     out = tmp_path / "m"
@@ -164,7 +215,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
         (("--technique", "dropless", "--profile", MODEL), "learns nothing"),
         (("--technique", "lru"), "weights are constants of a graph"),
         (("--technique", "nothing"), "joulebench list techniques"),
-        (("--weights", "int4", "--profile", MODEL), "2716"),
+        (("--weights", "int4", "--profile", MODEL), "allow it by --int4-known-to-crash"),
     ],
 )
 def test_what_cannot_be_converted_is_told_before_it_begins(
@@ -176,18 +227,40 @@ def test_what_cannot_be_converted_is_told_before_it_begins(
     assert not (tmp_path / "m").exists()
 
 
-def test_without_coremltools_the_command_that_installs_it_is_told(tmp_path: Path) -> None:
-    code = """
-        import sys
-        sys.modules["coremltools"] = None
-        from harness.cli import main
-        main()
-    """
-    for command in (("convert", MODEL, "--out", str(tmp_path / "m"), *SETTINGS), ("lint", str(tmp_path))):
-        (tmp_path / "a.mlpackage").mkdir(exist_ok=True)
-        done = run_python(code, "coreml", *command)
+WITHOUT_COREMLTOOLS = """
+    import sys
+    sys.modules["coremltools"] = None
+    from harness.cli import main
+    main()
+"""
+
+
+def test_without_coremltools_the_command_that_installs_it_is_told(whole: tuple[Path, Finished], tmp_path: Path) -> None:
+    """Once, also where there are many packages."""
+    for command in (("convert", MODEL, "--out", str(tmp_path / "m"), *SETTINGS), ("lint", str(whole[0]))):
+        done = run_python(WITHOUT_COREMLTOOLS, "coreml", *command)
         assert done.code == 2, done
-        assert "pip install 'joulebench[coreml]'" in done.problems[-1]
+        (problem,) = done.problems
+        assert "pip install 'joulebench[coreml]'" in problem
+
+
+def test_all_that_is_in_the_way_is_told_at_once(tmp_path: Path) -> None:
+    """A line each, and coremltools among them."""
+    out, absent = tmp_path / "m", str(tmp_path / "absent")
+    settings = ("--technique", "lru", "--profile", absent, "--weights", "int4")
+    done = run_python(WITHOUT_COREMLTOOLS, "coreml", "convert", MODEL, "--out", str(out), *settings)
+    assert done.code == 2, done
+    wanted = ("coremltools", "lru learns nothing", "weights int4", "weights are constants of a graph")
+    assert len(done.problems) == len(wanted)
+    assert all(said in problem for said, problem in zip(wanted, done.problems, strict=True)), done.problems
+    done = run_python(WITHOUT_COREMLTOOLS, "coreml", "convert", absent, "--out", str(out), "--profile", MODEL)
+    assert ["coremltools" in problem or absent in problem for problem in done.problems] == [True, True]
+    done = run_python(WITHOUT_COREMLTOOLS, "coreml", "lint", absent)
+    assert [word in problem for word, problem in zip(("coremltools", absent), done.problems, strict=True)] == [
+        True,
+        True,
+    ]
+    assert not out.exists()
 
 
 def a_package(n_bytes: int) -> PackagePlan:

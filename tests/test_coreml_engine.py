@@ -11,8 +11,10 @@ import pytest
 
 from engines.coreml.conversion import Asked, Conversion
 from engines.coreml.macos import MacPredictor, why_no_core_ml
+from engines.model.checkpoints import inspect_checkpoint
 from engines.techniques.presets import preset_parameters
 from harness.coreml_convert import convert_all
+from harness.profiles import model_digests
 from results.cells import INTERPRETED
 from tests.coreml import BUNDLED, NO_DIGEST, Converted, bundled_profile, converted, model_of
 from tests.profiles import problems, trials
@@ -70,9 +72,10 @@ def test_a_plan_that_converts_looks_for_room_first(
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="a Mac has Core ML")
-def test_without_a_mac_one_line_says_so() -> None:
-    found = problems(model=MODEL, engine=[ANE], workload=[BOOLQ])
-    assert len(found) == 1
+def test_without_a_mac_a_line_says_so_beside_other_problems() -> None:
+    found = problems(model=MODEL, engine=[{**ANE, "packages": "/nowhere"}], workload=[BOOLQ])
+    assert len(found) == 2
+    assert "/nowhere/manifest.json: cannot be read" in found[1]
     assert "engine ane: Core ML is not here: Core ML runs on macOS, and this is Linux" in found[0]
     assert 'predictor = "interpreter"' in found[0]
 
@@ -105,6 +108,22 @@ def test_packages_of_another_conversion_are_refused(tmp_path: Path, state: Path)
     (trial,) = trials(tmp_path / "run", model=MODEL, engine=[engine], workload=[BOOLQ], protocol=QUICK)
     assert trial.status == "failed"
     assert "converted otherwise than this arm asks (model_sha256 differ)" in str(trial.failure)
+
+
+def test_packages_that_changed_in_place_are_refused_by_a_trial(tmp_path: Path, state: Path) -> None:
+    """Those of the plan; those that a plan converted are written anew."""
+    digest = model_digests(inspect_checkpoint(BUNDLED), lambda note: None).model
+    assert digest is not None
+    conversion = Conversion(BUNDLED, Asked(preset_parameters("npumoe-tg")(), 64, 512), bundled_profile(), digest)
+    convert_all(conversion, tmp_path / "packages")
+    weights = tmp_path / "packages/layer-002/attention.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
+    held = bytearray(weights.read_bytes())
+    held[-1] ^= 1
+    weights.write_bytes(held)
+    engine = {**INTERPRETER, "packages": str(tmp_path / "packages")}
+    (trial,) = trials(tmp_path / "run", model=MODEL, engine=[engine], workload=[BOOLQ], protocol=QUICK)
+    assert trial.failure is not None
+    assert "1 are not as written, first layer-002/attention.mlpackage; give the same" in trial.failure.error
 
 
 # --- a Mac -----------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 
 from engines.coreml.eligibility import RULES, Rule
-from engines.coreml.lint import UnreadablePackagesError, lint, lint_folder
+from engines.coreml.lint import lint, lint_folder
 from engines.coreml.package_reading import Function, Package, TensorType, read_package
+from engines.errors import ProblemsError
 from tests.command import joulebench
 from tests.coreml_packages import Made, weights, write_multifunction, write_package
 
@@ -313,7 +314,7 @@ def test_what_cannot_be_read_ends_with_2_and_a_line_each(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["absent", "bare"])
 def test_a_folder_without_packages_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
-    with pytest.raises(UnreadablePackagesError, match=r"name one that `joulebench coreml convert` wrote"):
+    with pytest.raises(ProblemsError, match=r"name one that `joulebench coreml convert` wrote"):
         lint_folder(tmp_path / name)
 
 

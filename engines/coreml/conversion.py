@@ -26,8 +26,9 @@ from engines.coreml.manifest import (
     read_manifest,
 )
 from engines.coreml.planned import ALIGN, Sizes, aligned, npu_graphs
+from engines.coreml.sums import sums_file, write_sums
 from engines.coreml.weights import attention_bytes, content_of, expert_bytes, gated_bytes, unsupported
-from engines.errors import EngineError
+from engines.errors import EngineError, ProblemsError
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.model_config import ModelConfig
 from engines.profile import Profile
@@ -57,7 +58,7 @@ class Asked:
         if self.weights == "int4" and not self.allow_int4_known_to_crash:
             found.append(
                 "weights int4: stateful packages of 4 bits are reported to crash or to be wrong (coremltools 2716,"
-                " 2688); allow it by allow_int4_known_to_crash, or take int8"
+                " 2688); allow it by --int4-known-to-crash, or take int8"
             )
         if self.attention not in ("both", "stateful", "stateless"):
             found.append(f"attention {self.attention!r}: is both, stateful or stateless")
@@ -69,9 +70,13 @@ class Asked:
         return found
 
 
-def in_the_way(facts: CheckpointFacts, asked: Asked) -> list[str]:
+def in_the_way(facts: CheckpointFacts, asked: Asked, has_profile: bool) -> list[str]:
     """Of a conversion, all that is: what was asked, and parts of the model and the technique that no graph computes."""
     problems = asked.problems()
+    if asked.technique.learns and not has_profile:
+        problems.append(
+            f"technique {asked.technique.technique} freezes its shapes by a profile; give one: `joulebench calibrate`"
+        )
     if not isinstance(asked.technique, Composed):
         return [*problems, f"technique {asked.technique.technique} makes no plan that graphs could run; use npumoe"]
     choices = asked.technique.choices
@@ -98,21 +103,14 @@ class Conversion:
         """profile: of this model; None of a technique that learns nothing. model_sha256: of config and weights.
         converter: coremltools where it is not given. checkpoint: one that is loaded already.
 
-        Raises `EngineError` with all that is in the way.
+        Raises `ProblemsError` with all that is in the way, `EngineError`.
         """
         self._facts: CheckpointFacts = checkpoint or inspect_checkpoint(source)
         self._source, self._asked, self._checkpoint = source, asked, checkpoint
         config = self._facts.config
-        problems = in_the_way(self._facts, asked)
-        if not isinstance(asked.technique, Composed):
-            raise EngineError("; ".join(problems))
-        if asked.technique.learns and profile is None:
-            problems.append(
-                f"technique {asked.technique.technique} freezes its shapes by a profile; give one: `joulebench"
-                " calibrate`"
-            )
-        if problems:
-            raise EngineError("; ".join(problems))
+        if problems := in_the_way(self._facts, asked, profile is not None):
+            raise ProblemsError(problems)
+        assert isinstance(asked.technique, Composed)  # others are in the way
         if converter is None:
             from engines.coreml.mil import MilConverter
 
@@ -162,6 +160,7 @@ class Conversion:
         try:
             content = content_of(package, self._checkpoint.weights.layers[package.layer], self._facts.config)
             self._converter.write(package, content, self._asked.weights, temporary)
+            write_sums(temporary, path)
             shutil.rmtree(path, ignore_errors=True)
             temporary.rename(path)
         finally:
@@ -170,7 +169,7 @@ class Conversion:
 
     def finish(self, folder: Path) -> None:
         """When all packages are there: raises `EngineError` where one is not, `OSError`."""
-        if missing := [package.path for package in self.packages if not is_whole(folder, package)]:
+        if missing := [package.path for package in self.packages if not is_there(folder, package)]:
             raise EngineError(
                 f"{folder}: {len(missing)} packages are missing or cut off, first {missing[0]}; convert them"
             )
@@ -188,11 +187,12 @@ def differences(found: Manifest, wanted: Manifest) -> list[str]:
     return [*differing, *(f"functions of {path}" for path in lacking[:1])]
 
 
-def is_whole(folder: Path, package: PackagePlan) -> bool:
-    """Whether it is there with all bytes of its weights. What has its name was whole; a disk or a copy may have lost
-    some since."""
-    held = sum(path.stat().st_size for path in (folder / package.path).rglob("*.bin"))
-    return (folder / package.path).is_dir() and held >= package.weight_bytes
+def is_there(folder: Path, package: PackagePlan) -> bool:
+    """With its sums and all bytes of its weights; whether these are still what was written, `engines.coreml.sums`
+    tells."""
+    path = folder / package.path
+    held = sum(path.stat().st_size for path in path.rglob("*.bin"))
+    return path.is_dir() and sums_file(path).is_file() and held >= package.weight_bytes
 
 
 def counts_sha256(profile: Profile) -> str:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engines.coreml.eligibility import COMPRESSED, INPUT, LISTED, RULES, Rule
-from engines.coreml.package_reading import Function, Operation, Package, packages_below, read_package
-from engines.errors import EngineError
+from engines.coreml.manifest import MANIFEST, PLANNED, read_manifest
+from engines.coreml.package_reading import SUFFIX, Function, Operation, Package, packages_below, read_package
+from engines.coreml.sums import damage, sums_file
+from engines.coreml.toolkit import load_coremltools
+from engines.errors import EngineError, ProblemsError
 
 
 class Finding(NamedTuple):
@@ -44,32 +47,46 @@ class Linted(NamedTuple):
         return all(one.is_note for one in self.findings)
 
 
-class UnreadablePackagesError(EngineError):
-    """One or more. problems: a line each."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)
-
-
 def lint_folder(folder: Path) -> Linted:
-    """Every package below a folder, or the package that it is. Raises `UnreadablePackagesError`, with every problem."""
+    """Every package below a folder, or the package that it is. Raises `ProblemsError`, with every problem."""
+    problems = []
+    try:
+        load_coremltools()
+    except EngineError as error:
+        problems.append(str(error))
+    paths = packages_below(folder) if folder.is_dir() else []
     if not folder.is_dir():
-        raise UnreadablePackagesError([f"{folder}: is no folder; name one that `joulebench coreml convert` wrote"])
-    paths = packages_below(folder)
-    if not paths:
-        raise UnreadablePackagesError(
-            [f"{folder}: holds no .mlpackage; name one that `joulebench coreml convert` wrote"]
-        )
-    packages, problems = [], []
+        problems.append(f"{folder}: is no folder; name one that `joulebench coreml convert` wrote")
+    elif not paths:
+        problems.append(f"{folder}: holds no {SUFFIX}; name one that `joulebench coreml convert` wrote")
+    if problems:
+        raise ProblemsError(problems)
+    packages, problems = _read(folder, paths)
+    if problems:
+        raise ProblemsError(problems)
+    return lint(packages, folder)
+
+
+def _read(folder: Path, paths: Sequence[Path]) -> tuple[list[Package], list[str]]:
+    """What can be read, and a line for each that cannot, is not as it was written, or is missing."""
+    problems: dict[Path, str] = {}
+    named: list[Path] = []
+    if any((folder / name).exists() for name in (MANIFEST, PLANNED)):
+        try:
+            named = [folder / package.path for package in read_manifest(folder).packages]
+        except EngineError as error:
+            problems[folder] = str(error)
+    packages = []
     for path in paths:
         try:
             packages.append(read_package(path))
         except EngineError as error:
-            problems.append(str(error))
-    if problems:
-        raise UnreadablePackagesError(problems)
-    return lint(packages, folder)
+            problems[path] = str(error)
+    # Packages of others have no sums.
+    with_sums = [path for path in dict.fromkeys([*named, *paths]) if path in named or sums_file(path).is_file()]
+    for path, reason in damage(path for path in with_sums if path not in problems).items():
+        problems[path] = f"{path}: {reason}; convert it again"
+    return packages, list(problems.values())
 
 
 def lint(packages: Sequence[Package], folder: Path) -> Linted:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from engines.base import Engine
-from engines.errors import EngineError
+from engines.errors import EngineError, ProblemsError
 from engines.external.base import Abilities, Found, Surroundings
 from harness.external.base import OF_OURS, SHARED, ExternalSpec, not_of
 from harness.technique_specs import TechniqueSpec, technique_changes
@@ -96,45 +96,59 @@ class CoremlSpec(ExternalSpec):
         return {"plans": self.technique.technique, **technique_changes(self.technique), **own}
 
     def find(self) -> Found:
-        files = {}
-        if self.packages is not None:
-            from engines.coreml.conversion import is_whole
-            from engines.coreml.manifest import MANIFEST, read_manifest
+        if self.packages is None:
+            return self._found(self.predictor, {})
+        from engines.coreml.manifest import MANIFEST
 
-            folder = Path(self.packages).expanduser()
-            self._check(found := read_manifest(folder))
-            if lost := [package.path for package in found.packages if not is_whole(folder, package)]:
-                raise EngineError(
-                    f"packages {self.packages}: {len(lost)} are missing or cut off, first {lost[0]}; give the same"
-                    " `joulebench coreml convert` again, which writes them anew"
-                )
-            files["packages"] = folder / MANIFEST
-        return self._found(self.predictor, files)
+        folder = Path(self.packages).expanduser()
+        return self._found(self.predictor, {"packages": folder / MANIFEST}, self._problems_of_packages(folder))
 
-    def _check(self, found: Manifest) -> None:
-        """What can be known of packages before the model is read. Raises `EngineError`."""
+    def _problems_of_packages(self, folder: Path) -> Iterator[str]:
+        """What can be known of them before the model is read, without reading their weights."""
+        from engines.coreml.conversion import is_there
+        from engines.coreml.manifest import read_manifest
+
+        try:
+            found = read_manifest(folder)
+        except EngineError as error:
+            yield str(error)
+            return
         technique = self.technique.model_dump(mode="json", exclude={"name"})
         wanted = (self.technique.technique, technique, self.prefill_chunk, self.context, self.weights)
         there = (found.technique, found.technique_parameters, found.chunk, found.context, found.weights)
         names = ("technique", "technique's parameters", "prefill_chunk", "context", "weights")
         if differing := [n for n, a, b in zip(names, wanted, there, strict=True) if a != b]:
-            raise self._otherwise(differing)
+            yield self._otherwise(differing)
+        if lost := [package.path for package in found.packages if not is_there(folder, package)]:
+            yield self._lost(lost, "are missing or cut off")
 
-    def _otherwise(self, differing: Sequence[str]) -> EngineError:
-        return EngineError(
+    def _otherwise(self, differing: Sequence[str]) -> str:
+        return (
             f"packages {self.packages}: converted otherwise than this arm asks ({', '.join(differing)} differ); convert"
             " with the same technique, profile, chunk and context, or leave packages out"
         )
 
+    def _lost(self, paths: Sequence[str], how: str) -> str:
+        return (
+            f"packages {self.packages}: {len(paths)} {how}, first {paths[0]}; give the same `joulebench coreml convert`"
+            " again, which writes them anew"
+        )
+
     @classmethod
-    def _found(cls, predictor: str, files: dict[str, Path]) -> Found:
-        """Without loading coremltools, which takes seconds."""
+    def _found(cls, predictor: str, files: dict[str, Path], problems: Iterable[str] = ()) -> Found:
+        """Without loading coremltools, which takes seconds. problems: others. Raises `ProblemsError` with all."""
         from engines.coreml.macos import why_no_core_ml
         from engines.coreml.toolkit import installed_version
 
-        version = installed_version()
+        told, version = [], ""
+        try:
+            version = installed_version()
+        except EngineError as error:
+            told.append(str(error))
         if predictor == "macos" and (reason := why_no_core_ml()) is not None:
-            raise EngineError(f"Core ML is not here: {reason}")
+            told.append(f"Core ML is not here: {reason}")
+        if told := [*told, *problems]:
+            raise ProblemsError(told)
         where = "Core ML" if predictor == "macos" else "the interpreter"
         return Found(where, f"coremltools {version}, {where}", files)
 
@@ -186,24 +200,38 @@ class CoremlSpec(ExternalSpec):
 
         from engines.coreml.conversion import Asked, Conversion, differences
         from engines.coreml.manifest import read_manifest
+        from engines.coreml.sums import damage, read_now
         from harness.coreml_convert import convert_all
+        from harness.file_digests import file_digests
         from harness.profiles import model_digests
+        from harness.state import state_folder
 
         digest = model_digests(around.facts, around.on_note).model
         assert digest is not None  # its weights were read
         asked = Asked(self.technique, self.prefill_chunk, self.context, self.weights, self.attention)
         conversion = Conversion(around.source, asked, profile, digest)
+
+        def digests(paths: Sequence[Path]) -> Mapping[Path, str | None]:
+            # Large packages are read once, and then only where something touched them.
+            try:
+                return dict(file_digests(paths, state_folder(), around.on_note))
+            except OSError:
+                return read_now(paths)
+
         if self.packages is not None:
             folder = Path(self.packages).expanduser()
             found = read_manifest(folder)
             if differing := differences(found, conversion.manifest):
-                raise self._otherwise(differing)
+                raise EngineError(self._otherwise(differing))
+            damaged = damage((folder / package.path for package in found.packages), digests)
+            if damaged:
+                raise EngineError(self._lost([str(path.relative_to(folder)) for path in damaged], "are not as written"))
             return folder, found
         name = hashlib.sha256(conversion.manifest.model_dump_json().encode()).hexdigest()[:DIGITS]
         folder = around.models / f"coreml-{name}"
         around.on_note(f"converts {len(conversion.packages)} packages for Core ML into {folder}")
         try:
-            convert_all(conversion, folder)
+            convert_all(conversion, folder, digests=digests)
         except OSError as error:
             raise EngineError(f"{folder}: cannot be written ({error.strerror}); free some room") from error
         return folder, conversion.manifest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from devices.cpu_seconds import program_of_ours
 from engines import environment_for_others
 from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall, ProgramOutput
+from results.file_state import sha256_of_file
 
 MAX_FILE_BYTES = 1 << 20
 """Of what a program writes and we read."""
@@ -27,7 +27,6 @@ CLOCK_STEP_S = 0.03
 KILL_WAIT_S = 5.0
 WATCH = 'read -r group && { read -r _; kill -s KILL -- "-$group"; }'
 """A shell that waits until we are gone, whatever ended us (`kill -9`), and then ends the program's process group."""
-_CHUNK_BYTES = 1 << 20
 
 
 class ProgramRun(NamedTuple):
@@ -60,14 +59,10 @@ class Target(Protocol):
 
 def file_sha256(path: Path) -> str:
     """Raises `EngineError` where it cannot be read."""
-    whole = hashlib.sha256()
     try:
-        with path.open("rb") as opened:
-            while chunk := opened.read(_CHUNK_BYTES):
-                whole.update(chunk)
+        return sha256_of_file(path)
     except OSError as error:
         raise EngineError(f"{path} cannot be read ({error.strerror or error})") from error
-    return whole.hexdigest()
 
 
 class HostTarget:
