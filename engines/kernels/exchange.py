@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -29,6 +31,7 @@ class _Exchange(ctypes.Structure):
         ("turn", ctypes.c_uint64),
         ("limit_s", ctypes.c_double),
         ("local_LE", ctypes.c_void_p),
+        ("splits_attention", ctypes.c_int32),
     )
 
 
@@ -47,29 +50,49 @@ class SharedSums:
             self._mapping = mmap.mmap(file.fileno(), file_bytes(n_ranks, most_values))
         self._first = ctypes.c_uint64.from_buffer(self._mapping)
         address = ctypes.addressof(self._first)
-        self._struct = _Exchange(address, rank, n_ranks, most_values, 0, limit_s, None)
+        self._struct = _Exchange(address, rank, n_ranks, most_values, 0, limit_s, None, 0)
         self._local: ctypes.Array[ctypes.c_int64] | None = None
+        kernels = library()
+        assert kernels is not None  # `SharedSums` are made where they are
+        self._kernels = kernels
+        helpers = kernels.joulebench_helpers(ctypes.byref(self._struct))
+        self._end_helpers = weakref.finalize(self, _end_helpers, kernels, helpers, self._first)
 
     def add_up(self, values: Tensor) -> None:
         """In place. `serves(values)` must hold. Raises `RankLostError`."""
         assert serves(values)
         assert values.numel() <= self.most_values
-        kernels = library()
-        assert kernels is not None  # `SharedSums` are made where they are
-        if not kernels.joulebench_sum(ctypes.byref(self._struct), values.data_ptr(), values.numel()):
+        if not self._kernels.joulebench_sum(ctypes.byref(self._struct), values.data_ptr(), values.numel()):
             raise RankLostError("a rank of a sum is gone")
 
-    def of_step(self, local_LE: Sequence[Sequence[int]]) -> object:
+    def of_step(self, local_LE: Sequence[Sequence[int]], splits_attention: bool) -> object:
         """What a decode step in one call of the kernels adds up with (`Decoder.step`). local_LE: where each expert of
-        each sparse layer stands among this rank's; -1: elsewhere."""
+        each sparse layer stands among this rank's; -1: elsewhere. splits_attention: each rank computes its heads, for
+        all."""
         numbers = [number for local_E in local_LE for number in local_E]
         self._local = (ctypes.c_int64 * len(numbers))(*numbers)
         self._struct.local_LE = ctypes.addressof(self._local)
+        self._struct.splits_attention = splits_attention
         return ctypes.byref(self._struct)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Inside of it this thread waits, and the other ranks may compute on its core."""
+        self._kernels.joulebench_lend(ctypes.byref(self._struct))
+        try:
+            yield
+        finally:
+            self._kernels.joulebench_take_back(ctypes.byref(self._struct))
 
     def leave(self) -> None:
         """No rank waits for another from now on: whoever waits is told that one is lost."""
         self._first.value = 1
+        self._end_helpers()
+
+
+def _end_helpers(kernels: ctypes.CDLL, helpers: int, kept: object) -> None:
+    """kept: holds the memory in which they look."""
+    kernels.joulebench_end_helpers(helpers)
 
 
 def file_bytes(n_ranks: int, most_values: int) -> int:

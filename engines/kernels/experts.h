@@ -167,7 +167,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
   if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not blocks, so that no two threads add to the same one.
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
-  in_chunks(n_down, std::max<int64_t>(1, n_down / (4 * n_threads)), n_threads, [&](int64_t begin, int64_t end) {
+  in_chunks(n_down, std::max<int64_t>(1, n_down / (4 * std::max(n_threads, 2))), n_threads, [&](int64_t begin, int64_t end) {
     float* results = group_scratch();
     for (const Block& block : blocks) {
       const Matrix& down = e.down(block.call);

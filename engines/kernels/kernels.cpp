@@ -15,9 +15,11 @@
 #include "guess.h"
 #include "laid_out.h"
 #include "layer.h"
+#include "lending.h"
 #include "matrix.h"
 #include "pool.h"
 #include "products.h"
+#include "split_attention.h"
 
 // Of one token's experts those that this rank has; then everybody's are added up.
 static bool run_own_experts(const Matrix* matrices, const int64_t* local_E, int64_t top_k, const int64_t* ids_K,
@@ -156,8 +158,11 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
     if (!is_mixed) {
       rms_norm_row(x, hidden, layer.attention_norm, layer.eps, normed);
       const Chunk chunk = {keys[l], values[l], head_stride, position, 0, 1};
-      attention_block(layer.attention, normed, 1, cos_P, sin_P, layer.is_turned ? n_pairs : 0, &chunk, 1, added,
-                      n_threads);
+      const int64_t n_turned = layer.is_turned ? n_pairs : 0;
+      if (!exchange || !exchange->splits_attention)
+        attention_block(layer.attention, normed, 1, cos_P, sin_P, n_turned, &chunk, 1, added, n_threads);
+      else if (!split_attention(layer.attention, normed, cos_P, sin_P, n_turned, chunk, added, *exchange, n_threads))
+        return -1;
       add(added);
       rms_norm_row(x, hidden, layer.mlp_norm, layer.eps, normed);
     }
@@ -208,5 +213,13 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
 
 // See Exchange::sum.
 int32_t joulebench_sum(Exchange* exchange, float* values, int64_t n) { return exchange->sum(values, n); }
+
+// See Exchange::lend.
+void joulebench_lend(const Exchange* exchange) { exchange->lend(); }
+void joulebench_take_back(const Exchange* exchange) { exchange->take_back(); }
+
+// See Helpers; ended before the memory of the exchange goes.
+Helpers* joulebench_helpers(const Exchange* exchange) { return new Helpers(*exchange); }
+void joulebench_end_helpers(Helpers* helpers) { delete helpers; }
 
 }  // extern "C"

@@ -119,6 +119,13 @@ struct Chunk {
   int64_t head_stride, position, first_row, n_tokens;
 };
 
+// A query or a key before it is compared: normed and turned.
+inline void ready_head(const AttentionLayer& layer, bool is_key, const float* cos_P, const float* sin_P, int64_t n_pairs,
+                       float* one_D) {
+  if (layer.q_norm) rms_norm_row(one_D, layer.dim, is_key ? layer.k_norm : layer.q_norm, layer.eps, one_D);
+  turn_row(one_D, cos_P, sin_P, n_pairs, layer.neighbours);
+}
+
 // An attention block: projects x[T, H], norms and turns queries and keys, writes keys and values to the cache of each
 // chunk, attends to it, and projects back. The chunks are all of x, in order. cos, sin [T, P]; P = 0 turns nothing.
 inline void attention_block(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
@@ -139,8 +146,7 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
       for (int64_t head = 0; head < layer.n_heads + layer.n_kv_heads; head++) {
         const bool is_key = head >= layer.n_heads;
         float* one = is_key ? key + t * kv_width + (head - layer.n_heads) * dim : query + t * q_width + head * dim;
-        if (layer.q_norm) rms_norm_row(one, dim, is_key ? layer.k_norm : layer.q_norm, layer.eps, one);
-        turn_row(one, cos_P, sin_P, n_pairs, layer.neighbours);
+        ready_head(layer, is_key, cos_P, sin_P, n_pairs, one);
       }
       for (int64_t head = 0; head < layer.n_kv_heads; head++) {
         const int64_t from = t * kv_width + head * dim, place = chunk->position + t - chunk->first_row;

@@ -172,4 +172,8 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
         "laid_out": (i32, [pointer, pointer, i64, i64, *(pointer,) * 6, i64, i32]),
         "step": (i64, step),
         "sum": (i32, [pointer, pointer, i64]),
+        "lend": (None, [pointer]),
+        "take_back": (None, [pointer]),
+        "helpers": (pointer, [pointer]),
+        "end_helpers": (None, [pointer]),
     }

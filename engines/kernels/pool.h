@@ -35,7 +35,8 @@ class Pool {
   void run(int64_t n_chunks, int n_threads, Body body, const void* context) {
     // Two Python threads may call at once; the second then works alone.
     std::unique_lock<std::mutex> only(running_, std::try_to_lock);
-    if (n_threads <= 1 || n_chunks <= 1 || n_chunks >= kMaxChunks || !only.owns_lock()) {
+    const bool is_shared = n_threads > 1 || n_helpers_.load(std::memory_order_relaxed) > 0;
+    if (!is_shared || n_chunks <= 1 || n_chunks >= kMaxChunks || !only.owns_lock()) {
       for (int64_t c = 0; c < n_chunks; c++) body(context, c);
       return;
     }
@@ -52,6 +53,28 @@ class Pool {
     while (take_one()) {
     }
     wait_for(n_chunks);
+  }
+
+  // Helpers are threads that take chunks only at times, beside the workers: those of lending.h. `n` more of them.
+  void expect_helpers(int n) { n_helpers_.fetch_add(n, std::memory_order_relaxed); }
+
+  // A helper's: takes chunks while `may()`. It sleeps where there is none, until the next job or `wake_helpers`.
+  template <class May>
+  void help(const May& may) {
+    while (may()) {
+      const auto until = std::chrono::steady_clock::now() + kHelperLooks;
+      while (!has_chunk(tickets_.load(std::memory_order_acquire)) && std::chrono::steady_clock::now() < until) relax();
+      if (take_one()) continue;
+      std::unique_lock<std::mutex> lock(sleeping_);
+      n_asleep_.fetch_add(1, std::memory_order_seq_cst);
+      if (!has_chunk(tickets_.load(std::memory_order_seq_cst)) && may()) wake_.wait(lock);
+      n_asleep_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+
+  void wake_helpers() {
+    std::lock_guard<std::mutex> lock(sleeping_);
+    wake_.notify_all();
   }
 
   // How long a worker looks for the next job before it sleeps.
@@ -71,6 +94,8 @@ class Pool {
 
  private:
   static constexpr int64_t kMaxChunks = 1 << 16;
+  // Of the core that a helper is on another thread wants to be woken.
+  static constexpr auto kHelperLooks = std::chrono::microseconds(5);
   static constexpr int64_t kSpinUs = 1000;  // longer than what lies between two tokens
   // So long the caller looks for the last chunks of others; a chunk takes a few microseconds where tokens are decoded. Then
   // it sleeps: a worker that the system took off its core with a chunk in hand may go on where the caller was.
@@ -153,7 +178,7 @@ class Pool {
   std::atomic<int64_t> done_{0};
   std::atomic<int64_t> spin_us_{kSpinUs};
   std::atomic<bool> caller_sleeps_{false};
-  std::atomic<int> n_asleep_{0}, n_chosen_{0};
+  std::atomic<int> n_asleep_{0}, n_chosen_{0}, n_helpers_{0};
   uint64_t generation_ = 0;
   int n_workers_ = 0;
   Body body_ = nullptr;

@@ -15,13 +15,20 @@
 #include "wide.h"
 #include "wide_rounded.h"
 
-// Chunks of one stage: enough for threads to even out what they do, few enough to cost nothing.
-inline int64_t fair_chunk(int64_t n_units, int n_threads) { return std::max<int64_t>(1, n_units / (8 * n_threads)); }
+// Chunks of one stage: enough for threads to even out what they do, few enough to cost nothing. Of a single thread too: it
+// may be helped (lending.h).
+inline int64_t fair_chunk(int64_t n_units, int n_threads) {
+  return std::max<int64_t>(1, n_units / (8 * std::max(n_threads, 2)));
+}
 
 struct Product {
   const Matrix* matrix;
   const float* bias;  // or null
   float* out;         // [T, rows]
+  // Of the rows those that are computed, of one token or a few; end 0: all.
+  int64_t first = 0, end = 0;
+
+  int64_t n_made() const { return (end ? end : matrix->rows) - first; }
 };
 
 inline void narrow_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
@@ -32,7 +39,7 @@ inline void narrow_products(const Product* products, int n_products, const float
     const Matrix& m = *products[i].matrix;
     const int input = int(input_of(m));
     if (!inputs[input]) inputs[input] = prepared_rows(m, x, n_tokens, prepared[input]);
-    n_rows += m.rows;
+    n_rows += products[i].n_made();
     chunk = std::min(chunk, rows_per_chunk(m));
   }
   in_chunks(n_rows, chunk, n_threads, [&](int64_t begin, int64_t end) {
@@ -41,14 +48,15 @@ inline void narrow_products(const Product* products, int n_products, const float
       const Product& p = products[i];
       const int64_t rows = p.matrix->rows;
       const float* input = inputs[int(input_of(*p.matrix))];
-      in_streams(std::max(begin, start) - start, std::min(end - start, rows), [&](int64_t row, int64_t step, int n) {
+      const int64_t from = p.first + std::max(begin, start) - start, to = p.first + std::min(end - start, p.n_made());
+      in_streams(from, to, [&](int64_t row, int64_t step, int n) {
         float results[kStreams * kMaxTokens] = {};
         dot(*p.matrix, row, step, n, int(n_tokens), input, results);
         for (int r = 0; r < n; r++)
           for (int t = 0; t < n_tokens; t++)
             p.out[t * rows + row + r * step] = results[r * n_tokens + t] + (p.bias ? p.bias[row + r * step] : 0.0f);
       });
-      start += rows;
+      start += p.n_made();
     }
   });
 }

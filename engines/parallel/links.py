@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from engines.techniques.over_ranks import DIRECT_BYTES, VALUE_BYTES, tokens_N
 
 Backend = Literal["gloo", "nccl"]
 Purpose = Literal["experts", "backbone"]
-"""What a plan's exchanges say; keys and values of dealt tokens, and the last hidden states."""
+"""What a plan's exchanges say; keys and values of dealt tokens, attention of decoded ones, the last hidden states."""
 CONNECT_S = 60.0
 """Until all ranks have found each other."""
 COLLECTIVE_S = 600.0
@@ -114,8 +115,9 @@ class Links:
             self._group.send([part], rank, MESSAGE) for rank, part in zip(others, kept, strict=True) if len(part)
         ]
         receiving = [self._group.recv([came[rank]], rank, MESSAGE) for rank in others if n_from_N[rank]]
-        for message in (*receiving, *sending):
-            message.wait()
+        with nullcontext() if self.sums is None else self.sums.lent():
+            for message in (*receiving, *sending):
+                message.wait()
         return came
 
     def gathered(self, own_TX: Tensor, rows_N: Sequence[int], purpose: Purpose, only: int | None = None) -> Tensor:
@@ -141,8 +143,15 @@ class Links:
 
     def note_sums(self, n_sums: int, n_values: int) -> None:
         """Counts what went through shared memory as what it is: this rank's part, to each other rank."""
-        n_bytes = n_sums * VALUE_BYTES * n_values * (self.n_ranks - 1)
-        self.sent_bytes["experts"] += n_bytes
+        self._note_shared("experts", n_sums * n_values)
+
+    def note_split(self, n_layers: int, n_values: int) -> None:
+        """Counts what this rank computed of attention for the others, and gave them through shared memory."""
+        self._note_shared("backbone", n_layers * n_values)
+
+    def _note_shared(self, purpose: Purpose, n_values: int) -> None:
+        n_bytes = VALUE_BYTES * n_values * (self.n_ranks - 1)
+        self.sent_bytes[purpose] += n_bytes
         self.shared_bytes += n_bytes
 
     def summed(self, partial: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """The transformer as one rank computes it.
 
-Attention's weights, norms, routers, shared experts and the head are whole on every rank; of the routed experts a rank
-has what the technique's place gives it. Heads are not split: at N up to 4 the experts are what fills memory, and split
-heads would add an exchange to every layer of every decoded token, whose round costs more here than the attention of a
-token. In prefill the work is split all the same: tokens are dealt (`OverRanks.deals`), a rank computes queries, router
-and norms of its own, and keys and values are gathered so that every rank has the whole cache. In decoding all ranks
-compute the same token, and only the experts' partial results travel.
+Attention's weights, norms, routers, shared experts and the head are whole on every rank: at N up to 4 the experts are
+what fills memory. Of the routed experts a rank has what the technique's place gives it. In prefill tokens are dealt
+(`OverRanks.deals`): a rank computes queries, router and norms of its own, and keys and values are gathered so that
+every rank has the whole cache. In decoding all ranks compute the same token, and the experts' partial results travel.
+Where attention's weights are large, each rank computes its heads of the token for all (`split_attention.h`).
 
 Legend: T rows of the step, K experts per token, E experts, N ranks, H hidden, R rows of calls, S segments, X values.
 """
@@ -27,6 +26,7 @@ from engines.errors import EngineError
 from engines.kernels import native
 from engines.kernels.decoder import layout_table
 from engines.model.accelerator import Backend
+from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import Computed, StepPlans
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn
@@ -41,6 +41,9 @@ from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import ChunkPhase, LayerInput
 from engines.techniques.over_ranks import OverRanks, own_segments, rows_of, tokens_N, wanted_NT
+
+SPLIT_BYTES = 1 << 20
+"""Of a layer's attention weights. Two rounds cost up to 20 us; in that time a core reads some 300 kB."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class RankTransformer(Transformer):
         self._local: dict[int, Integers] = {}
         self._technique: OverRanks | None = None
         self._whole_steps: SaidLayouts | None = None
+        self._splits_attention = False
         self._dealt: DealtRows | None = None
 
     def forward_batch(
@@ -122,16 +126,39 @@ class RankTransformer(Transformer):
             return None
         if sums is not None:
             local_LE = [self._local_E(layer, technique).tolist() for layer, has in enumerate(is_sparse) if has]
-            self._exchange = sums.of_step(local_LE)
+            self._splits_attention = self._has_much_attention()
+            self._exchange = sums.of_step(local_LE, self._splits_attention)
         layout = DecodeLayout(widths=technique.widths)
         plain = layout_table([PLAIN if has else None for has in is_sparse], self._n_experts, [()] * len(is_sparse))
         return SaidLayouts(technique, [layout if has else None for has in is_sparse], plain)
 
+    def _has_much_attention(self) -> bool:
+        """Whether reading a rank's part of a layer's attention, and not all of it, gains more than two rounds cost."""
+        sizes, sums = self.config, self.links.sums
+        assert sums is not None  # who asks has them
+        if sizes.n_kv_heads < self.links.n_ranks or self._passed_values() > sums.most_values:
+            return False
+        return min(_attention_bytes(layer.attention) for layer in self._weights.layers) >= SPLIT_BYTES
+
+    def _passed_values(self) -> int:
+        """Of a token in a layer, where attention is split: what heads mix, new keys and values, what goes back."""
+        sizes = self.config
+        return (sizes.n_heads + 2 * sizes.n_kv_heads) * sizes.head_dim + sizes.hidden
+
     def _note_whole_step(self, plans: StepPlans) -> None:
         routed = [computed.routing for computed in plans.computed if isinstance(computed, Computed)]
         self.links.note_sums(len(routed), self.config.hidden)
+        if self._splits_attention:
+            self.links.note_split(len(self.weights.layers), self._own_values())
         for routing in routed:
             self.routed_crc = zlib.crc32(routing.expert_ids_TK.numpy().tobytes(), self.routed_crc)
+
+    def _own_values(self) -> int:
+        """Of `_passed_values` those of this rank."""
+        sizes, n_ranks, rank = self.config, self.links.n_ranks, self.links.rank
+        n_heads, n_rows = (tokens_N(n, n_ranks)[rank] for n in (sizes.n_kv_heads, sizes.hidden))
+        of_head = (sizes.n_heads // sizes.n_kv_heads + 2) * sizes.head_dim
+        return int(n_heads * of_head + n_rows)
 
     def _tell(self, chunks: Sequence[Tensor], caches: Sequence[KeyValueCache], phase: ChunkPhase) -> None:
         """The first rank's: the others what comes next."""
@@ -280,6 +307,14 @@ class RankTransformer(Transformer):
             local_E[list(held)] = np.arange(len(held))
             self._local[layer] = local_E
         return self._local[layer]
+
+
+def _attention_bytes(weights: AttentionWeights | LatentWeights) -> int:
+    """As they are stored. Latent attention is not split."""
+    if isinstance(weights, LatentWeights):
+        return 0
+    matrices = (weights.q_QH, weights.k_MH, weights.v_MH, weights.out_HQ)
+    return sum(matrix.nbytes for matrix in matrices)
 
 
 def _own_plan(plan: DispatchPlan, rank: int, local_E: Integers) -> DispatchPlan:
