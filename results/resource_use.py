@@ -145,15 +145,18 @@ class _Stretches:
         self._last_P = np.searchsorted(self.edges_s, end_P)
         self._resource_P = ran.resource_P
         self._n_resources = len(ran.resources)
+        self._busy: dict[int, NDArray[np.bool_]] = {}
 
     def has(self, place: int) -> bool:
         """Whether anything ran on that resource."""
         return bool(np.any(self._resource_P == place))
 
     def is_busy_E(self, place: int) -> NDArray[np.bool_]:
-        own_P, n = self._resource_P == place, len(self.edges_s)
-        change = np.bincount(self._first_P[own_P], minlength=n) - np.bincount(self._last_P[own_P], minlength=n)
-        return np.cumsum(change)[:-1] > 0
+        if place not in self._busy:
+            own_P, n = self._resource_P == place, len(self.edges_s)
+            change = np.bincount(self._first_P[own_P], minlength=n) - np.bincount(self._last_P[own_P], minlength=n)
+            self._busy[place] = np.cumsum(change)[:-1] > 0
+        return self._busy[place]
 
     def n_working_E(self) -> NDArray[np.int64]:
         """Resources that work."""

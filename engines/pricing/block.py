@@ -277,8 +277,10 @@ class Block:
             units = tuple(map(own, exchange.units))
             for source, row in zip(units, exchange.bytes_NN, strict=True):
                 has_rows = is_of_rows or (exchange.kind == "reduce" and source == self._rest)
+                if has_rows is not before_calls or not any(row):
+                    continue
                 for target, n_bytes in zip(units, row, strict=True):
-                    if n_bytes and source != target and has_rows is before_calls:
+                    if n_bytes and source != target:
                         yield Sent(source, target, n_bytes)
 
 
