@@ -50,19 +50,19 @@ PAIRS = {
 REMARKS = """One process of two threads, `dropless`, is the peer; a ratio above 1 is time lost by two processes of one
 thread each. A row whose turns others disturbed has no ratio: it would compare disturbances.
 
-The routers of the made model are random, so its experts are chosen unevenly. "Uneven" tells how much: the rows of the
-busier process over the mean of both, all layers together, counted in these requests. Of a single decoded token it is
-more: of four different experts out of eight, the busier of two processes has 2.51 on average in place of two (the larger
-part of a hypergeometric draw). `eplb` deals experts by load, counted on another prompt; with spare slots both processes
-hold the busiest experts. `tensor-parallel` is even.
+The routers of the made model are random, so its experts are chosen unevenly. "Uneven" tells how much: the rows of
+the busier process over the mean of both, all layers together, counted in these requests. Of a single decoded token
+it is more: of four different experts out of eight, the busier of two processes has 2.51 on average in place of two
+(the larger part of a hypergeometric draw). `eplb` deals experts by load, counted on another prompt; with spare
+slots both processes hold the busiest experts. `tensor-parallel` is even.
 
-A process that waits [lends its core](../techniques/parallel.md) to the busier one since 2026-11-26, so that a layer need
-not take as long as the busier process alone. Of the made model each process computes half of the attention of a decoded
-token since then; before, both computed all of it, a ninth of what a token reads. With spare slots a decoded token is not
-one call of the kernels, and both still compute all of its attention. On the bundled model a step takes less time than
-what sending and waking the other process takes. Rows of earlier days are from before all this; those of 2026-11-23 are
-from before [threads of torch slept](../decisions/0028-threads-that-sleep.md) too, which made one process of two threads
-faster."""
+A process that waits [lends its core](../techniques/parallel.md) to the busier one since 2026-11-26, so that a layer
+need not take as long as the busier process alone. Of the made model each process computes half of the attention of
+a decoded token since then; before, both computed all of it, a ninth of what a token reads. With spare slots a
+decoded token is not one call of the kernels, and both still compute all of its attention. On the bundled model a
+step takes less time than what sending and waking the other process takes. Rows of earlier days are from before all
+this; those of 2026-11-23 are from before [threads of torch slept](../decisions/0028-threads-that-sleep.md) too,
+which made one process of two threads faster."""
 
 
 def write_wide(folder: Path) -> str:
