@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.terminal import AsJson, print_rows
+from results.printable import printable
 
 if TYPE_CHECKING:
     from harness.external.base import ExternalSpec
@@ -42,7 +43,30 @@ def engines_doctor(
     refuse_no_environments(kind, environments or ())
     if kind == "adb":
         typer.echo(phone_words(device), err=True)
-    print_rows(engine_rows(kind, environments or ()), as_json, f"Engines that are not ours, on {device}")
+    rows = engine_rows(kind, environments or ())
+    title = f"Engines that are not ours, on {device}"
+    if as_json:
+        print_rows(rows, True, title)
+        return
+    print_rows([_short(row) for row in rows], False, title)
+    lines = [f"{row['runs']}: {row['what']}" for row in rows]
+    if kind == "host":
+        lines = [f"{line}. {WHERE[bool(row['here'])]}: {row['remark']}" for line, row in zip(lines, rows, strict=True)]
+    else:
+        lines.append(f"All are {NOT_LOOKED_FOR[kind]}")
+    for line in lines:
+        typer.echo(printable(f"{line}."))
+
+
+WHERE = {True: "Here", False: "Missing"}
+YES_NO = {True: "yes", False: "no"}
+
+
+def _short(row: dict[str, Any]) -> dict[str, str | None]:
+    """What fits into a line of a terminal; the sentences stand below the table."""
+    looked_for = {} if row["here"] is None else {"here": YES_NO[row["here"]], "version": row["version"]}
+    can = {key: row[key] for key in ("stamps", "threads", "cores")}
+    return {"runs": row["runs"], **looked_for, "asked": row["asked"], "scores": YES_NO[row["log_likelihoods"]], **can}
 
 
 def refuse_no_environments(kind: str, environments: Sequence[Path]) -> None:
@@ -68,9 +92,10 @@ def phone_words(device: str) -> str:
         return f"{device}: not there or not ready: {error}"
 
 
-NAMED = {
-    "adb": "a plan names the program, built for Android arm64, and joulebench puts it there (docs/engines)",
-    "ios": "a plan names the app, which is installed beforehand (docs/engines)",
+NOT_LOOKED_FOR = {
+    "adb": "not looked for on a phone; a plan names the program, built for Android arm64, and joulebench puts it there"
+    " (docs/engines)",
+    "ios": "not looked for on a phone; a plan names the app, which is installed beforehand (docs/engines)",
 }
 
 
@@ -96,7 +121,7 @@ def engine_rows(kind: str, environments: Sequence[Path] = ()) -> list[dict[str, 
         row: dict[str, Any] = {"runs": name, "here": True, "version": None, "what": spec.what}
         if kind != "host":
             # What lies in this host's PATH was built for it, and not for a phone.
-            row |= {"here": None, "remark": f"not looked for on a phone; {NAMED[kind]}"}
+            row |= {"here": None, "remark": NOT_LOOKED_FOR[kind]}
         else:
             row |= _on_this_host(spec, environments)
         row |= {

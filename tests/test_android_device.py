@@ -70,7 +70,7 @@ def device(server: FakeAdbServer) -> Iterator[AndroidDevice]:
 
 def test_the_environment_is_the_phones(device: AndroidDevice) -> None:
     environment = device.environment()
-    assert environment.os.startswith("Android 15 (SDK 35), Linux ")
+    assert environment.os.startswith("Android 15 (SDK 35), build AP4A.250105.002 12701944, Linux ")
     assert environment.machine == "arm64-v8a"
     assert environment.cpu_model == "Example Phone One, SM8650: 2x Cortex-A520 + 1x Cortex-X4"
     assert (environment.n_cores, environment.memory_bytes) == (3, 8_000_000 * 1024)

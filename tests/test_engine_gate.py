@@ -123,6 +123,21 @@ def test_the_doctor_of_engines_says_what_is_here_and_what_is_missing(monkeypatch
     assert CliRunner().invoke(app, ["engines", "doctor", "--device", "model:m2-ultra"]).exit_code == 2
 
 
+def test_the_doctor_of_engines_says_in_a_terminal_what_is_missing_below_its_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("COLUMNS", "100")
+    on_host = CliRunner().invoke(app, ["engines", "doctor"]).stdout.splitlines()
+    assert any(line.split()[:2] == ["llama-bench", "no"] for line in on_host)
+    (line,) = (line for line in on_host if line.startswith("llama-bench: "))
+    assert "Missing: no program llama-bench in PATH" in line
+    monkeypatch.setenv("ADB_SERVER_SOCKET", "tcp:127.0.0.1:1")
+    on_phone = CliRunner().invoke(app, ["engines", "doctor", "--device", "adb:X"]).stdout
+    assert on_phone.count("a plan names the program, built for Android arm64") == 1
+    assert "Missing" not in on_phone
+
+
 def test_the_doctor_of_engines_finds_a_wheel_in_an_environment_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ from devices.android import battery as battery_module
 from devices.models.core_clusters import decode_model
 from devices.models.sheet import load_sheet
 from harness.commands import app
+from harness.external_parts import found_build
+from harness.plan import build_plan
 from harness.terminal import EXIT_BAD_PLAN, EXIT_NONE_USABLE
 from harness.tuning.profile import TunedProfile, read_profile
 from harness.tuning.selections import all_selections
@@ -233,3 +235,30 @@ def test_a_plan_takes_the_cores_on_this_phone_and_on_no_other(tuned: Tuned, tmp_
         assert refused.exit_code == EXIT_BAD_PLAN, refused.output
         assert "cpu model Example Phone One, SM8650" in refused.output
     assert not (tmp_path / "other").exists()
+
+
+def test_an_update_of_the_phone_and_another_build_of_the_program_or_the_model_expire_the_profile(
+    tuned: Tuned, tmp_path: Path
+) -> None:
+    path = write_plan(tmp_path / "plan.toml", plan_of(tuned, protocol=FAST))
+    n_before = len(tuned.fake.runs())
+    # A monthly update: the same Android and kernel, another build.
+    updated = PROPERTIES | {"ro.build.version.incremental": "12999999"}
+    tuned.fake.answer("getprop", "".join(f"[{k}]: [{v}]\n" for k, v in updated.items()))
+    done = CliRunner().invoke(app, ["run", str(path), "--out", str(tmp_path / "run")])
+    tuned.fake.answer("getprop", "".join(f"[{k}]: [{v}]\n" for k, v in PROPERTIES.items()))
+    assert done.exit_code == EXIT_BAD_PLAN, done.output
+    assert "os Android 15 (SDK 35), build AP4A.250105.002 12701944" in done.output
+    assert "build AP4A.250105.002 12999999" in done.output
+    assert "`joulebench tune --check fake` measures again" in done.output
+    for name in ("llama-bench", "model.gguf"):
+        file = tuned.folder / name
+        before = file.read_bytes()
+        file.write_bytes(before + b"\n")
+        found_build.cache_clear()
+        told = problems(plan_of(tuned))
+        file.write_bytes(before)
+        assert any("the tuned profile fake does not hold here (program " in line for line in told), told
+    found_build.cache_clear()
+    build_plan(plan_of(tuned))  # holds again
+    assert len(tuned.fake.runs()) == n_before

@@ -122,9 +122,10 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
             raise DeviceError(f"{self.name}: /proc/meminfo shows no MemTotal; is this an Android phone?")
         soc = facts.soc or topology.hardware or "SoC unknown"
         n_cores = topology.n_cores + len(topology.offline)
+        build = facts.build and f"build {facts.build}"
         return host_environment().model_copy(
             update={
-                "os": f"Android {facts.android}" + (f", {facts.kernel}" if facts.kernel else ""),
+                "os": ", ".join(filter(None, (f"Android {facts.android}", build, facts.kernel))),
                 "machine": facts.abi,
                 "cpu_model": f"{facts.model}, {soc}: {topology}",
                 "n_cores": n_cores,

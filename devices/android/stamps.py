@@ -5,6 +5,7 @@ The gauge's loop has markers of its own, which are known only once it ends. A pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -65,7 +66,13 @@ def phone_times(bursts: Sequence[Sequence[Marker]]) -> PhoneTimes:
     if stamps.source == "wall clock":
         wall = fit_clock([[(m.sent_s, m.wall_s, m.received_s) for m in one] for one in bursts])
     known = (wall or uptime).uncertainty_s
-    return PhoneTimes(uptime, wall, f"the phone's {stamps.source}, known to {known * 1e3:.2g} ms")
+    return PhoneTimes(uptime, wall, f"the phone's {stamps.source}, known to {_ceiling(known * 1e3):g} ms")
+
+
+def _ceiling(value: float) -> float:
+    """One digit, rounded up: so that trials that know it as well say so in the same words."""
+    step = 10.0 ** math.floor(math.log10(max(value, 1e-3)))
+    return round(math.ceil(value / step) * step, 6)
 
 
 def _number(text: str) -> float:

@@ -99,6 +99,8 @@ class PhoneFacts:
     abi: str
     kernel: str | None
     memory_bytes: int | None
+    build: str | None
+    """Such as `AP4A.250105.002 12701944`: of a monthly update, which keeps Android's number and may keep the kernel."""
 
 
 def parse_battery(text: str) -> BatteryState | None:
@@ -150,10 +152,12 @@ def parse_facts(properties: dict[str, str], meminfo: str, kernel: str | None) ->
     soc_names = ("ro.soc.model", "ro.hardware.chipname", "ro.chipname", "ro.mediatek.platform", "ro.board.platform")
     maker, model = (properties.get(f"ro.product.{key}", "") for key in ("manufacturer", "model"))
     android, sdk = (properties.get(f"ro.build.version.{key}", "unknown") for key in ("release", "sdk"))
+    build = " ".join(filter(None, map(properties.get, ("ro.build.id", "ro.build.version.incremental"))))
     return PhoneFacts(
         model=f"{maker} {model}".strip() or "unknown",
         soc=next((properties[n] for n in soc_names if properties.get(n)), None),
         android=f"{android} (SDK {sdk})",
+        build=build or None,
         abi=properties.get("ro.product.cpu.abi", "unknown"),
         kernel=kernel.strip() if kernel else None,
         memory_bytes=parse_memory_bytes(meminfo),

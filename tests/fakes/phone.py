@@ -71,6 +71,8 @@ PROPERTIES = {
     "ro.soc.model": "SM8650",
     "ro.build.version.release": "15",
     "ro.build.version.sdk": "35",
+    "ro.build.id": "AP4A.250105.002",
+    "ro.build.version.incremental": "12701944",
     "ro.product.cpu.abi": "arm64-v8a",
 }
 
