@@ -12,6 +12,7 @@
 
 #include "matrix.h"
 #include "narrow.h"
+#include "parts.h"
 #include "pool.h"
 #include "products.h"
 #include "wide.h"
@@ -42,6 +43,7 @@ struct Experts {
 
 // All experts of a layer are stored alike: the first called speaks for them.
 inline void narrow_experts(const Experts& e, int n_threads) {
+  const Timed timed(kGateUp);
   thread_local std::vector<float> gathered, input_buffer, inner_buffer, prepared_buffer;
   const int64_t n_rows = e.first_C[e.n_calls], hidden = e.gate(0).columns, width = e.gate(0).rows;
   const int64_t down_stride = input_stride(e.down(0));
@@ -74,6 +76,7 @@ inline void narrow_experts(const Experts& e, int n_threads) {
       });
     }
   });
+  const Timed timed_down(kDown);
   const float* prepared = prepared_rows(e.down(0), inner_RI, n_rows, prepared_buffer);
   if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not calls, so that no two threads add to the same one.

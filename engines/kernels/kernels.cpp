@@ -17,6 +17,7 @@
 #include "layer.h"
 #include "lending.h"
 #include "matrix.h"
+#include "parts.h"
 #include "pool.h"
 #include "products.h"
 #include "split_attention.h"
@@ -131,6 +132,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
                         int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids,
                         float* weights, int64_t* rows, Exchange* exchange, const Held* held, const Guesses* guesses,
                         float* normed, int64_t first_layer, const float* mixed, int32_t n_threads) {
+  const Timed timed(kNorms);  // what all other parts leave
   thread_local std::vector<float> buffer;
   float *const added = scratch(buffer, 2 * hidden), *const shared = added + hidden;
   const int64_t* local_E = exchange ? exchange->local_LE : nullptr;
@@ -159,10 +161,13 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
       rms_norm_row(x, hidden, layer.attention_norm, layer.eps, normed);
       const Chunk chunk = {keys[l], values[l], head_stride, position, 0, 1};
       const int64_t n_turned = layer.is_turned ? n_pairs : 0;
-      if (!exchange || !exchange->splits_attention)
-        attention_block(layer.attention, normed, 1, cos_P, sin_P, n_turned, &chunk, 1, added, n_threads);
-      else if (!split_attention(layer.attention, normed, cos_P, sin_P, n_turned, chunk, added, *exchange, n_threads))
-        return -1;
+      {
+        const Timed timed_block(kHeads);  // what the block's other parts leave
+        if (!exchange || !exchange->splits_attention)
+          attention_block(layer.attention, normed, 1, cos_P, sin_P, n_turned, &chunk, 1, added, n_threads);
+        else if (!split_attention(layer.attention, normed, cos_P, sin_P, n_turned, chunk, added, *exchange, n_threads))
+          return -1;
+      }
       add(added);
       rms_norm_row(x, hidden, layer.mlp_norm, layer.eps, normed);
     }
@@ -210,6 +215,14 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
   }
   return n_layers;
 }
+
+#ifdef JOULEBENCH_PARTS
+// Seconds of each part since the last call.
+void joulebench_parts(double* seconds) {
+  std::copy_n(part_seconds(), int(kParts), seconds);
+  std::fill_n(part_seconds(), int(kParts), 0.0);
+}
+#endif
 
 // See Exchange::sum.
 int32_t joulebench_sum(Exchange* exchange, float* values, int64_t n) { return exchange->sum(values, n); }

@@ -14,6 +14,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "matrix.h"
+#include "parts.h"
 #include "pool.h"
 #include "products.h"
 #include "vectors.h"
@@ -100,6 +101,7 @@ inline void choose_row(const Router& router, float* score_E, int64_t* ids_K, flo
 
 // The experts ids[T, K] of each token and their weights.
 inline void route(const Router& router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK) {
+  const Timed timed(kRouting);
   thread_local std::vector<float> buffer;
   const int64_t n_experts = router.n_experts, top_k = router.top_k, hidden = router.hidden;
   float* score_E = scratch(buffer, n_experts);
@@ -137,7 +139,10 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
   float *key = query + n_tokens * q_width, *value = key + n_tokens * kv_width, *mixed = value + n_tokens * kv_width;
   const Product into[] = {
       {&layer.q, layer.q_bias, query}, {&layer.k, layer.k_bias, key}, {&layer.v, layer.v_bias, value}};
-  multiply_all(into, 3, x, n_tokens, n_threads);
+  {
+    const Timed timed(kInProjections);
+    multiply_all(into, 3, x, n_tokens, n_threads);
+  }
   in_chunks(n_tokens, kFewRows, n_threads, [&](int64_t begin, int64_t end) {
     const Chunk* chunk = chunks;
     for (int64_t t = begin; t < end; t++) {
@@ -160,9 +165,11 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
     const Attention a = {chunk->keys, chunk->values, chunk->head_stride, layer.n_heads, layer.n_kv_heads, dim,
                          layer.window, layer.scale, layer.sinks};
     const int64_t first = chunk->first_row * q_width;
+    const Timed timed(kAttending);
     if (chunk->n_tokens == 1) attend_one(a, query + first, chunk->position, mixed + first, n_threads);
     else attend_many(a, query + first, chunk->position, chunk->n_tokens, mixed + first, n_threads);
   }
+  const Timed timed(kOutProjection);
   const Product back = {&layer.out, layer.out_bias, out};
   multiply_all(&back, 1, mixed, n_tokens, n_threads);
 }

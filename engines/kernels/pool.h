@@ -12,6 +12,8 @@
 #include <mutex>
 #include <thread>
 
+#include "parts.h"
+
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -52,6 +54,7 @@ class Pool {
     }
     while (take_one()) {
     }
+    const Timed timed(kWaiting);
     wait_for(n_chunks);
   }
 

@@ -1,0 +1,50 @@
+// Where a decode step's time goes, for the benchmark decode_parts: counted only where JOULEBENCH_PARTS is defined.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+// The order is that of tests.benchmarks.decode_parts.
+enum Part { kInProjections, kHeads, kAttending, kOutProjection, kRouting, kGateUp, kDown, kNorms, kWaiting, kParts };
+
+#ifdef JOULEBENCH_PARTS
+
+inline double* part_seconds() {
+  static double seconds[kParts];
+  return seconds;
+}
+
+// The time of its own life, on the thread that calls the step, without that of parts that live in it.
+class Timed {
+ public:
+  explicit Timed(Part part) : part_(part), outer_(innermost()), begin_(now()) { innermost() = this; }
+
+  ~Timed() {
+    const double lived = now() - begin_;
+    part_seconds()[part_] += lived - within_;
+    if (outer_) outer_->within_ += lived;
+    innermost() = outer_;
+  }
+
+ private:
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  static Timed*& innermost() {
+    static thread_local Timed* one = nullptr;
+    return one;
+  }
+
+  Part part_;
+  Timed* outer_;
+  double begin_, within_ = 0;
+};
+
+#else
+
+struct Timed {
+  explicit Timed(Part) {}
+};
+
+#endif
