@@ -74,6 +74,14 @@ def one_trial(folder: Path, fake: FakeCoreMl, **engine: Any) -> Trial:
     return found
 
 
+def in_the_window(fake: FakeCoreMl) -> list[tuple[str, str]]:
+    """Package and function of each prediction after all loads; each load predicts once itself."""
+    kinds = [what for what, *_ in fake.events]
+    n_loading = 2 * kinds.count("load")
+    assert kinds[:n_loading] == ["load", "predict"] * kinds.count("load"), "a graph is loaded, and predicts once"
+    return [(package, function) for what, package, function in fake.events[n_loading:] if what == "predict"]
+
+
 def tables(folder: Path) -> Path:
     """CSV files and page of the run."""
     with Store.view(folder) as store:
@@ -89,7 +97,7 @@ def test_each_graph_that_ran_is_kept_with_the_unit_of_each_operation(tmp_path: P
     trial = one_trial(tmp_path / "run", fake, attention=variant)
     assert trial.status == "ok", trial.failure
     assert trial.marks == ()
-    ran = [(package, function) for what, package, function in fake.events if what == "predict"]
+    ran = in_the_window(fake)
     assert sum(graph.predictions for graph in trial.placement) == len(ran)
     for graph in trial.placement:
         # Constants are placed nowhere; the softmax is the only operation of attention that the fake keeps away.
@@ -148,19 +156,32 @@ def test_a_plan_that_core_ml_cannot_give_costs_no_trial(tmp_path: Path) -> None:
 # --- before the window -----------------------------------------------------------------------------------------------
 
 
-def test_no_window_compiles_a_graph_also_without_a_warmup(tmp_path: Path) -> None:
+def test_no_window_compiles_a_graph_or_has_its_first_prediction_also_without_a_warmup(tmp_path: Path) -> None:
     fake = FakeCoreMl(all_on("ane"))
     trial = one_trial(tmp_path / "run", fake)
     assert trial.status == "ok", trial.failure
+    ran = in_the_window(fake)
+    assert len(ran) == sum(graph.predictions for graph in trial.placement) > 0
     kinds = [what for what, *_ in fake.events]
-    first = kinds.index("predict")
-    assert set(kinds[:first]) == {"load"}
     last = len(kinds) - kinds[::-1].index("predict")
-    assert "load" not in kinds[first:], "a graph was compiled after the first prediction"
-    assert "plan" not in kinds[first:last], "placement is asked after the window"
+    assert "plan" not in kinds[:last], "placement is asked after the window"
     loaded = {(package, function) for what, package, function in fake.events if what == "load"}
-    assert {(package, function) for what, package, function in fake.events if what == "predict"} < loaded
+    assert set(ran) < loaded
     assert not any(function.startswith("stateful") for _, function in loaded), "a process holds what it may call"
+
+
+def test_more_graphs_than_are_reported_to_fit_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.coreml.engine.MOST_GRAPHS", 1)
+    trial = one_trial(tmp_path / "run", FakeCoreMl(all_on("ane")))
+    assert trial.status == "ok", trial.failure
+    assert any(
+        "graphs of all arms, and about 1 are reported to fit: give each arm a run" in note for note in trial.notes
+    )
+    fake = FakeCoreMl(all_on("ane"))
+    fake.refuses = "layer-003/experts-1"
+    trial = one_trial(tmp_path / "full", fake)
+    assert trial.failure is not None
+    assert "about 1 graphs are reported to fit in a process, and this one holds" in trial.failure.error
 
 
 def test_a_graph_that_does_not_compile_is_told_before_any_window(tmp_path: Path) -> None:
@@ -173,7 +194,7 @@ def test_a_graph_that_does_not_compile_is_told_before_any_window(tmp_path: Path)
     assert "layer-001/experts-1.mlpackage" in trial.failure.error
     assert "Core ML does not load it" in trial.failure.error
     assert "error code: -14" in trial.failure.error
-    assert not any(what == "predict" for what, *_ in fake.events)
+    assert in_the_window(fake) == []
 
 
 def test_a_core_ml_older_than_the_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

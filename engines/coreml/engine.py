@@ -12,6 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from engines.base import PhaseListener
+from engines.coreml.eligibility import MOST_GRAPHS
 from engines.coreml.manifest import Manifest, PackagePlan
 from engines.coreml.predictor import ComputeUnits, Placement, Predictor
 from engines.coreml.transformer import CoremlTransformer, Ran, Variant
@@ -60,9 +61,14 @@ class CoremlEngine:
         self.tokenizer, self.max_length = self._own.tokenizer, min(self._own.max_length, self._longest)
         self._packages = {package.path: package for package in manifest.packages}
         self._placed: dict[tuple[str, str], Placement | str] = {}
-        # All that a plan may call: a window compiles nothing, also without a warm-up.
+        # All that a plan may call: a window compiles nothing and has no first prediction, also without a warm-up.
         for package, function in self._model.graphs():
-            predictor.load(package, function.name, units)
+            try:
+                predictor.load(package, function.name, units)
+            except EngineError as error:
+                n_held = predictor.n_held()
+                limit = f"; about {MOST_GRAPHS} graphs are reported to fit in a process, and this one holds {n_held}"
+                raise EngineError(f"{error}{limit if n_held >= MOST_GRAPHS else ''}") from error
 
     @property
     def _longest(self) -> int:
@@ -105,6 +111,11 @@ class CoremlEngine:
         found = [f"{ran.predictions} predictions of {len(ran.used)} graphs by {self._predictor.name}"]
         if ran.filled_rows:
             found.append(f"{ran.filled_rows} rows of zeros beyond the plan's, in graphs larger than their call")
+        if (n_held := self._predictor.n_held()) > MOST_GRAPHS:
+            found.append(
+                f"this process holds {n_held} graphs of all arms, and about {MOST_GRAPHS} are reported to fit: give"
+                " each arm a run of its own, or convert larger groups"
+            )
         if not self._predictor.is_a_mac:
             found.append("times and joules are of numpy on this machine, and say nothing of a Mac")
         return tuple(found)

@@ -77,6 +77,9 @@ class Interpreter:
     def load(self, package: PackagePlan, function: str, units: ComputeUnits) -> None:
         self._function(package, function)
 
+    def n_held(self) -> int:
+        return 0
+
     def predict(
         self, package: PackagePlan, function: str, given: Named, state: object | None, units: ComputeUnits
     ) -> Named:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import platform
 import warnings
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,9 +46,12 @@ def why_no_core_ml() -> str | None:
     return None
 
 
+_HELD: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Graphs of all arms of this process."""
+
+
 class MacPredictor:
-    """A `Predictor`. Functions are compiled when they are loaded, and kept: about 119 compiled graphs are reported to
-    fit in a process."""
+    """A `Predictor`. Functions are compiled when they are loaded, and kept."""
 
     is_a_mac = True
     name = "Core ML"
@@ -63,7 +67,17 @@ class MacPredictor:
         self._plans: dict[tuple[str, ComputeUnits], Any] = {}
 
     def load(self, package: PackagePlan, function: str, units: ComputeUnits) -> None:
-        self._model(package, function, units)
+        """Predicts zeros too: a first prediction takes longer than those after it."""
+        if (package.path, function, units) in self._models:
+            return
+        described = self._model(package, function, units).get_spec().description
+        own = next(one for one in described.functions if one.name == function)
+        zeros = {one.name: np.zeros(tuple(one.type.multiArrayType.shape), self.dtype) for one in own.input}
+        state = self.new_state(package, function, units) if len(own.state) else None
+        self.predict(package, function, zeros, state, units)
+
+    def n_held(self) -> int:
+        return len(_HELD)
 
     def predict(
         self, package: PackagePlan, function: str, given: Named, state: object | None, units: ComputeUnits
@@ -127,6 +141,7 @@ class MacPredictor:
                 reason = "; ".join(str(one.message) for one in said) or "this Core ML is older than the package"
                 raise EngineError(f"{path}, {function}: Core ML does not load it ({reason})")
             self._models[key] = made
+            _HELD.add(made)
         return self._models[key]
 
     def _compute_plan(self, package: PackagePlan, function: str, units: ComputeUnits) -> Any:

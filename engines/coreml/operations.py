@@ -1,6 +1,6 @@
 """The MIL operations that our graphs are made of, in numpy: what a saved package computes, without a Mac.
 
-In fp16 each operation takes fp16 values, computes in fp32 (a product its sum too), and rounds what it gives to fp16
+In fp16 each operation takes fp16 values, computes in float64 (a product its sum too), and rounds what it gives to fp16
 once. In fp32 nothing is rounded; constants are those of the package. An operation that is not here is an error and
 never a guess.
 """
@@ -22,7 +22,10 @@ Given = Mapping[str, Any]
 
 
 def computed(operation: str, given: Given) -> Values | list[Values]:
-    """In fp32, unrounded. Raises `EngineError` for what is not one of our operations, or asks more than ours do."""
+    """Unrounded, in the type of what is given.
+
+    Raises `EngineError` for what is not one of our operations, or asks more than ours do.
+    """
     if operation not in OPERATIONS:
         raise EngineError(f"operation {operation}: the interpreter knows {', '.join(sorted(OPERATIONS))}")
     return OPERATIONS[operation](given)

@@ -35,7 +35,11 @@ class Predictor(Protocol):
     """Whether its times and joules are a Mac's. An interpreter's say nothing of one."""
 
     def load(self, package: PackagePlan, function: str, units: ComputeUnits) -> None:
-        """Readies a function, so that no prediction reads or compiles anything. Raises `EngineError`."""
+        """Readies a function: no later prediction reads or compiles anything, or is its first. Raises `EngineError`."""
+        ...
+
+    def n_held(self) -> int:
+        """Compiled graphs that this process holds, those of other arms too; 0 where nothing is compiled."""
         ...
 
     def predict(
