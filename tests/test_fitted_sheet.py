@@ -6,6 +6,8 @@ import csv
 import io
 import tomllib
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +16,15 @@ from devices.models.fit import FitError
 from devices.models.sheet import Sheet, parse_sheet
 from devices.models.sheet_text import sheet_text
 from devices.models.timeline import Timeline
+from engines.base import PhaseListener
 from engines.curves.host import FittedUnit, MadeModel, made_model
 from engines.curves.machine import FittedMachine, points_text, residual_rows, sheet_of_units
 from engines.curves.pieces import CALLS, Bench, tiled
 from engines.curves.prices import Known, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Piece, Point
-from engines.curves.steps import EngineRun, priced, request_of
+from engines.curves.steps import EngineRun, fetching_layers, priced, request_of
 from engines.made_models import MadeSizes
+from results.records import Request
 from tests.toy_sheet import toy_sheet
 
 SIZES = (
@@ -228,3 +232,30 @@ def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
     assert work.amounts["expert_ffn.few.flops"] == 2 * (2 * 4 * 2 * values)
     assert work.amounts["expert_ffn.few.weight_bytes"] == 2 * (2 * 4 * values)
     assert work.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 32 * 4)
+
+
+def test_a_layer_whose_experts_all_have_few_rows_is_of_that_curve(models: list[MadeModel]) -> None:
+    """Two tokens give no expert more than two rows; 96 give some more than few, and then one code computes them all."""
+    works = Bench("m", models[0].model, models[0].shape).calls((2, 96))
+    curves = [piece.curve for work in works for piece in work.pieces]
+    assert curves == ["few rows", "experts"]
+
+
+def test_layers_that_fetch_are_those_of_the_median_token() -> None:
+    """As its time is: the first tokens find less in a cache."""
+
+    class Engine:
+        observer: Any = None
+
+        def reset(self) -> None:
+            pass
+
+        def run(self, request: Request, on_phase: PhaseListener) -> None:
+            self.observer.step(8, 8, "prefill", [SimpleNamespace(transfers=[0])] * 4)
+            for n_fetching in (4, 1, 1):
+                plans = [SimpleNamespace(transfers=[0] * (i < n_fetching)) for i in range(4)]
+                self.observer.step(1, 9, "decode", plans)
+
+    engine: Any = Engine()
+    assert fetching_layers(engine, request_of(8, 4, 16)) == 1
+    assert engine.observer is None

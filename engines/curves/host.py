@@ -192,7 +192,7 @@ def unit_table(prices: UnitPrices, bytes_per_value: float) -> dict[str, Any]:
     """As a sheet has it. bytes_per_value: of the weights."""
     kernels = prices.kernels(bytes_per_value)
     tile = {"value": float(prices.tile), "kind": "fitted", "origin": prices.tile_origin}
-    return {"kernels": kernels} | ({"row_tile": tile} if prices.tile > 1 else {})
+    return {"kernels": kernels, "row_tile": tile}
 
 
 def file_link(copies: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -50,8 +50,9 @@ CACHE_BYTES = 1 << 27
 """More than the last level of most machines holds. Some servers have more, and the system says so."""
 MOST_CACHE_BYTES = 1 << 31
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-TILES = (1, 8, 16, 32, 64, 128)
-"""Rows of a tile that are tried."""
+TILES = (8, 16, 32, 64, 128)
+"""Rows of a tile that are tried. More than few: one code computes a layer, so that an expert with few rows beside one
+with more costs what a tile costs, and never what few rows cost."""
 
 
 def tiled(rows: int) -> str:
@@ -165,22 +166,25 @@ class Bench:
         return self._work("router", f"{n_tokens} rows", work, call)
 
     def _experts(self, n_tokens: int) -> Work:
-        """Chosen at random: some experts have many rows, and some few."""
+        """Chosen at random: some experts have many rows, and some few. Where all have few, the kernels compute them by
+        other code, and the piece is of the curve of few rows."""
         n_experts, top_k = self.shape.n_experts, self.shape.top_k
         random = torch.Generator().manual_seed(n_tokens)
         ids_TK = torch.rand(n_tokens, n_experts, generator=random).argsort(-1)[:, :top_k].contiguous()
-        return self._planned(f"{n_tokens} rows of {top_k}", ids_TK, n_tokens, few_rows=False)
+        most_rows = int(ids_TK.flatten().bincount().max())
+        return self._planned(f"{n_tokens} rows of {top_k}", ids_TK, n_tokens, most_rows <= FEW_ROWS, every_expert=True)
 
     def _few_experts(self, n_rows: int) -> Work:
         """Each called expert with so many rows, and others in each layer."""
         ids_TK = torch.arange(self.shape.top_k).expand(n_rows, -1).contiguous()
-        return self._planned(f"{self.shape.top_k} calls of {n_rows} rows", ids_TK, n_rows, few_rows=True)
+        return self._planned(f"{self.shape.top_k} calls of {n_rows} rows", ids_TK, n_rows, True, every_expert=False)
 
-    def _planned(self, what: str, ids_TK: Tensor, n_tokens: int, few_rows: bool) -> Work:
+    def _planned(self, what: str, ids_TK: Tensor, n_tokens: int, few_rows: bool, every_expert: bool) -> Work:
+        """every_expert: of a layer, or nearly; else each layer calls others than the one before."""
         x_TH, sparse, n_experts = self._rows(n_tokens), self._sparse(), self.shape.n_experts
         technique = DroplessParameters.model_validate({}).build(BuildContext(max(n_tokens, 1)))
         plans: list[DispatchPlan] = []
-        for shift in range(0, n_experts, self.shape.top_k if few_rows else n_experts):
+        for shift in range(0, n_experts, n_experts if every_expert else self.shape.top_k):
             weights_TK = torch.full(ids_TK.shape, 1 / ids_TK.shape[1])
             routing = Routing(((ids_TK + shift) % n_experts).to(self._device), weights_TK.to(self._device), n_experts)
             plans.append(technique.plan(LayerInput(0, "prefill", routing)))

@@ -64,7 +64,7 @@ class UnitPrices:
 
     constants: dict[str, float] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    tile: int = 1
+    tile: int = TILES[0]
     tile_origin: str = ""
     residuals: list[Residual] = field(default_factory=list)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -101,38 +101,35 @@ class EngineRun:
 
 
 class _Seen:
-    """A `StepObserver`: the mean over decoded tokens of what is counted in each plan."""
+    """A `StepObserver`: what is counted in the plans of each decoded token."""
 
     def __init__(self, counted: Callable[[DispatchPlan], float]) -> None:
-        self._counted, self._n_steps, self._sum = counted, 0, 0.0
+        self._counted = counted
+        self.of_tokens: list[float] = []
 
     def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None:
         if phase == "decode":
-            self._n_steps += 1
-            self._sum += sum(self._counted(plan) for plan in plans if plan is not None)
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self._n_steps
+            self.of_tokens.append(sum(self._counted(plan) for plan in plans if plan is not None))
 
 
 def _of_a_token(engine: ReferenceEngine, request: Request, counted: Callable[[DispatchPlan], float]) -> float:
+    """The median, as `Phases.decode_s` is: the mean would have the first tokens, whose cache lacks more."""
     seen = engine.observer = _Seen(counted)
     try:
         engine.reset()
         engine.run(request, unheard)
     finally:
         engine.observer = None
-    return seen.mean
+    return statistics.median(seen.of_tokens)
 
 
 def fetching_layers(engine: ReferenceEngine, request: Request) -> float:
-    """Of a decoded token of that request, the mean."""
+    """Of a decoded token of that request."""
     return _of_a_token(engine, request, lambda plan: len(plan.transfers) > 0)
 
 
 def bytes_of_many_rows(engine: ReferenceEngine, request: Request, shape: ModelShape) -> float:
-    """Of a decoded token of that request, the mean: `EngineRun.many_rows_bytes`."""
+    """Of a decoded token of that request: `EngineRun.many_rows_bytes`."""
     block, most_few = Block(shape, "cpu", None, None), most_few_flops("expert_ffn", shape.bytes_of("experts"))
 
     def counted(plan: DispatchPlan) -> float:
