@@ -217,7 +217,8 @@ a decoded token runs on each of them with one thread, and the schedule prices it
 of before threads of torch slept (decision 0028), those and blocks and caches of 2026-11-24 of before the fit read as
 much between its pieces as the largest cache holds: 480 MiB on the second machine, of which 128 were read. Dropless and
 tiers of 2026-11-24 are of before the fit told a call from Python and the bytes that it reads apart (docs/model-fit.md):
-prefill came out too fast."""
+prefill came out too fast. Tiers of 2026-11-26 are of before the fit took experts with few rows as the kernels compute
+them; dropless, blocks and caches of that day are of after it."""
 
 
 PIECES = ("fit-fp32", "fit-bf16", "fit-thread", "fp32", "bf16", "ranks")
