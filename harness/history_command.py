@@ -220,7 +220,11 @@ def set_baseline(
 
     with opened(directory) as found:
         try:
-            own = mark(found, name, [run_named(found, run).folder for run in runs], add)
+            folders = [run_named(found, run).folder for run in runs]
+        except HistoryError as error:
+            fail(f"{error}; --history names another folder of runs", EXIT_BAD_PLAN)
+        try:
+            own = mark(found, name, folders, add)
         except HistoryError as error:
             fail(str(error), EXIT_BAD_PLAN)
     typer.echo(f"baseline {printable(name)}: {', '.join(map(printable, own))}")

@@ -36,11 +36,13 @@ COLUMNS = (
     ("TPOT", "tpot_ms", 1e-3, "s"),
     ("queue", "queueing_ms", 1e-3, "s"),
     ("busy", "utilisation_percent", 1.0, "%"),
-    ("", "prefill_token_per_s", 1.0, "token/s"),
+    ("prefill", "prefill_token_per_s", 1.0, "token/s"),
     ("", JOULES, 1.0, "J/token"),
     *((counter.short, counter.column, 1.0, "") for counter in COUNTERS if counter.short),
 )
 """Heading, column of the summary, what it is in units of, and its unit."""
+LONGEST_BESIDE = 5
+"""Characters of a heading that stands in one line with its unit."""
 MOST_LAYERS = 8
 """Whose predictions are told one by one."""
 REPEATED = 1e-9
@@ -82,7 +84,8 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     n_failed = sum(t.has_failed for t in run.trials)
     n_ok = sum(t.status == "ok" for t in run.trials)
     without = without_figures(run.trials)
-    console.print(f"{n_ok} trials ok, {n_failed} failed{without and f', {without}'}", highlight=False)
+    trials = "trial" if n_ok == 1 else "trials"
+    console.print(f"{n_ok} {trials} ok, {n_failed} failed{without and f', {without}'}", highlight=False)
 
 
 def _units(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
@@ -214,7 +217,9 @@ def _print_table(
     columns = [c for c in COLUMNS if any(_known(r[c[1]]) for r in rows)]
     table = table_of_arms(title, console)
     for heading, column, _, _ in columns:
-        table.add_column(f"{heading} {units[column][1]}".strip(), justify="right", no_wrap=True)
+        # A long heading stands above its unit: the table has 80 columns.
+        between = "\n" if len(heading) > LONGEST_BESIDE else " "
+        table.add_column(f"{heading}{between}{units[column][1]}".strip(), justify="right", no_wrap=True)
     accuracies = [_accuracy(row) for row in rows]
     if scored:
         # On a narrow terminal the interval stands below its value, whole.

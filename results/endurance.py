@@ -76,6 +76,8 @@ class Step:
     after: Level
     power_before: Level | None
     power_after: Level | None
+    power_method: str
+    """Of all rounds that have watts; "missing" where none has."""
 
     @property
     def change(self) -> float:
@@ -228,7 +230,13 @@ def _step(speeds: Sequence[tuple[Round, float]], start: int, at: int, end: int) 
         after,
         _level([r.power_w for r in rounds[start:at] if r.power_w is not None]),
         _level([r.power_w for r in rounds[at:end] if r.power_w is not None]),
+        power_method_of(rounds[start:end]),
     )
+
+
+def power_method_of(rounds: Sequence[Round]) -> str:
+    methods = dict.fromkeys(r.power_method for r in rounds if r.power_w is not None)
+    return " and ".join(methods) or "missing"
 
 
 def _place(values: Any, at: int) -> tuple[int, int]:
@@ -271,7 +279,7 @@ _ROUND_COLUMNS = (
 _STEP_COLUMNS = (
     *_IDENTITY, "rounds", "duration_s", "ended_by", "phase", "step", "step_at_s", "step_low_s", "step_high_s",
     *(f"{side}_{end}" for side in ("before", "after") for end in ("token_per_s", "low", "high", "rounds", "power_w")),
-    "change_percent", "change_low_percent", "change_high_percent", "reason",
+    "power_method", "change_percent", "change_low_percent", "change_high_percent", "reason",
 )  # fmt: skip
 BROKEN_OFF = "broken off"
 
@@ -319,11 +327,12 @@ def step_rows(run: RunData, found: Sequence[Series]) -> pd.DataFrame:
             "duration_s": one.duration_s,
             "ended_by": one.ended_by or BROKEN_OFF,
             "phase": one.phase,
+            "power_method": power_method_of(one.rounds),
         }
         if not one.steps:
             rows.append(head | _side("before", one.level, None) | {"reason": one.why_no_step})
         rows += [head | {"step": number} | _step_cells(step) for number, step in enumerate(one.steps, start=1)]
-    text = ("phase", "reason", "ended_by")
+    text = ("phase", "power_method", "reason", "ended_by")
     counts = ("series", "rounds", "step", "before_rounds", "after_rounds")
     other = {*_IDENTITY, *text, *counts}
     return frame_of(rows, _STEP_COLUMNS, text, [c for c in _STEP_COLUMNS if c not in other], counts)
@@ -337,6 +346,7 @@ def _step_cells(step: Step) -> dict[str, Any]:
         "step_high_s": step.high_s,
         **_side("before", step.before, step.power_before),
         **_side("after", step.after, step.power_after),
+        "power_method": step.power_method,
         "change_percent": 100 * step.change,
         "change_low_percent": None if low is None else 100 * low,
         "change_high_percent": None if high is None else 100 * high,

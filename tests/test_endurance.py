@@ -138,6 +138,7 @@ def test_the_step_is_found_where_the_device_holds_back(tmp_path: Path) -> None:
     assert words[1].startswith("at 4.0")
     assert "decode falls from 8.00 to 4.80 token/s (-40.0 %)" in words[1]
     assert "the level that it sustains" in words[1]
+    assert words[1].endswith("; 15.7 to 12.2 W counter"), "watts say how they came to be"
 
 
 @pytest.mark.parametrize(
@@ -408,7 +409,9 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
     page = (tmp_path / "run" / "report.html").read_text()
     assert "the level that it sustains" in page
     assert 'class="picture endurance"' in page
-    assert (tmp_path / "run" / "endurance_steps.csv").is_file()
+    steps = pd.read_csv(tmp_path / "run" / "endurance_steps.csv")
+    rounds = pd.read_csv(tmp_path / "run" / "endurance.csv")
+    assert set(steps["power_method"]) == set(rounds["power_method"].dropna()) - {"missing"} != set()
 
 
 def throttle(figures: Path) -> None:

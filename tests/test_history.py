@@ -227,6 +227,7 @@ def test_baselines_are_set_added_to_listed_and_removed(tmp_path: Path) -> None:
     assert (unknown.code, "no such baseline" in unknown.stderr) == (2, True)
     stranger = joulebench("baseline", "set", "good", "run009", *at)
     assert (stranger.code, "has no such run" in stranger.stderr) == (2, True)
+    assert "--history names another folder of runs" in stranger.stderr
 
 
 def test_a_baseline_file_that_is_none_is_told(tmp_path: Path) -> None:

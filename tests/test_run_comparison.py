@@ -206,8 +206,10 @@ def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:
         CompareError, match="have no cell in common: the one has one · gsm8k · host; the other has two · "
     ):
         between(first, second)
-    with pytest.raises(CompareError, match="are the same cells; name two runs"):
+    with pytest.raises(CompareError, match="have only the same cells in common; name two runs"):
         between(first, first)
+    with pytest.raises(CompareError, match="have only the same cells in common; name two runs"):
+        between(first, first, arm_a="one")
     with pytest.raises(CompareError, match="no cell is so; its arms are one; its devices host"):
         between(first, second, arm_a="three")
     assert row(between(first, second, arm_a="one", arm_b="two")).arm == "one → two"

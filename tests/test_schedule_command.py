@@ -60,7 +60,7 @@ def test_a_plan_runs_once_when_it_is_due_and_never_twice(tmp_path: Path) -> None
     assert "no run starts from 00:00 to 00:01 (UTC); one that goes on then is left alone" in said
     code, said, errors = schedule(tmp_path, "run-due")
     assert (code, errors) == (0, "")
-    assert "1 trials ok" in said
+    assert "1 trial ok, 0 failed" in said
     [folder] = (tmp_path / "runs").iterdir()
     assert said.splitlines()[-1] == f"small: done: {folder}"
     assert (folder / "report.html").is_file()

@@ -48,6 +48,9 @@ def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
     assert "…" not in said
     # scipy.stats.binomtest(15, 20).proportion_ci(method="wilson"): [0.531, 0.888].
     assert "0.75 [0.53,0.89] 3" in said
+    lines = said.splitlines()
+    above = next(i for i, line in enumerate(lines) if line.strip() == "prefill")
+    assert lines[above + 1].index("token/s") == lines[above].index("prefill"), "whose tokens a second they are"
 
 
 def test_the_answer_of_the_first_screen_stands_at_the_end_with_names_and_times_the_baseline() -> None:

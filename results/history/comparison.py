@@ -180,7 +180,8 @@ def _pairs(first: Side, second: Side) -> list[Pair]:
     if first.run.info.run_id == second.run.info.run_id:
         pairs = [pair for pair in pairs if pair.first.cell_id != pair.second.cell_id]
         if not pairs:
-            raise CompareError(f"{first.name} and {second.name} are the same cells; name two runs, arms or devices")
+            both = f"{first.name} and {second.name}"
+            raise CompareError(f"{both} have only the same cells in common; name two runs, arms or devices")
     if not pairs:
         raise CompareError(
             f"{first.name} and {second.name} have no cell in common: the one has {_has(sides[0])}; the other has"

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from results.endurance import Level, Round, Series
+from results.endurance import Level, Round, Series, power_method_of
 from results.report.arms import Arm
 from results.report.endurance_words import sentences_of
 from results.report.picture import round_steps
@@ -120,7 +120,7 @@ def _svg(series: Series, description: str) -> Markup:
         parts += _steps(at_x, series, top, SPEED_PX)
         top += SPEED_PX + GAP_PX
     if watts:
-        method = " and ".join(dict.fromkeys(r.power_method for r, _ in watts))
+        method = power_method_of(series.rounds)
         panel = _panel(top, WATTS_PX, [v for _, v in watts])
         parts += _frame(panel, f"W, {method}")
         parts += _points(panel, at_x, watts)

@@ -38,7 +38,7 @@ def _step_words(step: Step, phase: str, is_last: bool) -> str:
     at = f"{format_number(step.at_s / 60)} min {format_interval(step.low_s / 60, step.high_s / 60)}"
     watts = ""
     if step.power_before is not None and step.power_after is not None:
-        watts = f"; {level_words(step.power_before)} to {level_words(step.power_after)} W"
+        watts = f"; {level_words(step.power_before)} to {level_words(step.power_after)} W {step.power_method}"
     kept = ", the level that it sustains" if is_last else ""
     verb = "falls" if step.change < 0 else "rises"
     return (
