@@ -43,6 +43,8 @@ class PlainProgress:
         self._console = console
         self._n_trials = 0
         self._n_done = 0
+        self._is_open = False
+        """Rounds are added one by one: nobody knows yet how many there will be."""
         self._wait_lines = WaitLines(self._say)
 
     def begin(self, n_trials: int, n_done: int) -> None:
@@ -64,14 +66,17 @@ class PlainProgress:
 
     def trial_finished(self, cell: str, trial: Trial) -> None:
         self._n_done += 1
-        self._say(f"[{self._n_done}/{self._n_trials}] {cell} · trial {trial.repeat + 1} · {outcome(trial)}")
+        of_all = "" if self._is_open else f"/{self._n_trials}"
+        self._say(f"[{self._n_done}{of_all}] {cell} · trial {trial.repeat + 1} · {outcome(trial)}")
 
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None:
         self._n_trials -= n_trials_left_out
-        self._say(f"{cell}: interval is narrow enough, {n_trials_left_out} trials not needed")
+        trials = "trial" if n_trials_left_out == 1 else "trials"
+        self._say(f"{cell}: interval is narrow enough, {n_trials_left_out} {trials} not needed")
 
     def trials_added(self, n: int) -> None:
         self._n_trials += n
+        self._is_open = True
 
     def warned(self, line: str) -> None:
         self._say(f"warning: {line}")
@@ -177,4 +182,6 @@ def outcome(trial: Trial) -> str:
         joules = f"{energy.energy_j:.3g} J {energy.method}"
     kind = "" if trial.time_method == "measured" else " modelled"
     tainted = f" · left out: {mark_words(trial)}" if trial.marks else ""
-    return f"{window_s:.3g} s{kind} · {len(trial.completions)} requests · {joules}{tainted}"
+    n = len(trial.completions)
+    requests = f"{n} request{'s' if n != 1 else ''}"
+    return f"{window_s:.3g} s{kind} · {requests} · {joules}{tainted}"

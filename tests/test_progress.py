@@ -22,10 +22,20 @@ def test_a_log_has_a_line_a_trial_and_says_what_was_resumed() -> None:
         progress.trial_finished("arm · boolq · host", build.failed(error="[red]gone[/red]"))
     assert text.getvalue().splitlines() == [
         "resuming: 2 of 5 trials are there",
-        "[3/5] arm · boolq · host · trial 1 · 1.5 s · 1 requests · 6 J counter",
-        "arm · boolq · host: interval is narrow enough, 1 trials not needed",
+        "[3/5] arm · boolq · host · trial 1 · 1.5 s · 1 request · 6 J counter",
+        "arm · boolq · host: interval is narrow enough, 1 trial not needed",
         "[4/4] arm · boolq · host · trial 1 · FAILED (stable): [red]gone[/red]",
     ]
+
+
+def test_rounds_are_counted_without_an_end_that_nobody_knows() -> None:
+    text = io.StringIO()
+    progress = PlainProgress(Console(file=text, width=40))
+    progress.begin(n_trials=0, n_done=0)
+    for _ in range(2):
+        progress.trials_added(1)
+        progress.trial_finished("arm · boolq · host", build.trial())
+    assert [line.split()[0] for line in text.getvalue().splitlines()] == ["[1]", "[2]"]
 
 
 def test_a_terminal_keeps_only_what_failed() -> None:
@@ -83,8 +93,8 @@ def test_a_terminal_counts_down_also_before_the_run_begins() -> None:
 
 
 def test_an_outcome_says_method_and_what_is_missing() -> None:
-    assert outcome(build.trial()) == "1.5 s · 1 requests · no meter"
+    assert outcome(build.trial()) == "1.5 s · 1 request · no meter"
     unresolved = build.reading(energy_j=None, reason="unresolved, the window is 3 ms")
     assert outcome(build.trial(energy=[unresolved])).endswith("no energy: unresolved, the window is 3 ms")
     modelled = build.trial(time_method="modelled", energy=[build.reading(method="modelled")])
-    assert outcome(modelled) == "1.5 s modelled · 1 requests · 6 J modelled"
+    assert outcome(modelled) == "1.5 s modelled · 1 request · 6 J modelled"
