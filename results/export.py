@@ -57,7 +57,8 @@ class Exported(NamedTuple):
 
 
 def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path]:
-    """Writes tables and card; each file appears whole. Raises `OSError`."""
+    """Writes tables and card; each file appears whole. Tables of an earlier export that this one does not have go:
+    beside its card they would pass for this run's. Raises `OSError`."""
     directory.mkdir(parents=True, exist_ok=True)
     derived = RunFrames(run)
     found = []
@@ -66,6 +67,8 @@ def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path
         found.append(_write(directory / f"{name}.parquet", iter(parts)))
     if with_traces:
         found.append(_write(directory / f"{TRACES}.parquet", _traces(run)))
+    for name in WHAT.keys() - {one.path.stem for one in found}:
+        (directory / f"{name}.parquet").unlink(missing_ok=True)
     card = directory / CARD
     replace_text(card, card_text(run, derived, found))
     return [card, *(one.path for one in found)]

@@ -36,6 +36,14 @@ def test_each_table_says_what_its_csv_says(exported: Path, finished_run: Finishe
             pd.testing.assert_series_equal(ours[column].astype(float), csv[column], rtol=1e-12, check_names=False)
 
 
+def test_nothing_of_an_earlier_export_stays_beside_another_card(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """A run of endurance and the traces were there before."""
+    for name in ("endurance", "endurance_steps", "traces", "my_own"):
+        pd.DataFrame({"run_id": ["another"]}).to_parquet(tmp_path / f"{name}.parquet")
+    assert joulebench("export", str(finished_run.directory), "--out", str(tmp_path), "--no-traces").code == 0
+    assert {p.stem for p in tmp_path.glob("*.parquet")} == {*TABLES, "my_own"}
+
+
 def test_traces_have_every_reading(exported: Path, finished_run: FinishedRun) -> None:
     traces = pd.read_parquet(exported / "traces.parquet")
     with Store.view(finished_run.directory) as store:
