@@ -204,7 +204,8 @@ def test_the_page_draws_each_figure_with_its_changes_and_its_numbers(runs: Path,
     assert "8 charts over 16 runs" in found.stdout
     text = (tmp_path / "page.html").read_text("utf-8")
     assert text.count('class="chart"') == text.count("<summary>The numbers") == 8
-    assert "Time of a request · gsm8k · host" in text
+    assert "<summary>Time of a request · gsm8k · host</summary>" in text, "measured times say nothing more"
+    assert "<summary>Energy of a request · gsm8k · host · counter</summary>" in text
     # Each of 16 runs, 2 arms and 8 figures has a row.
     assert text.count("<td>run003</td>") == 16 + 1
     row = text[text.index("Changes of level") :]

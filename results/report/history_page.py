@@ -111,6 +111,8 @@ def _panel(number: int, group: Group, seen: Sequence[Seen]) -> Iterator[Panel]:
     largest = max(abs(figure.mean) for _, _, figure in seen)
     scale, shown_unit = figure_scale(largest, unit)
     name = seen[0][2].name
+    methods = list(dict.fromkeys(figure.method for _, _, figure in seen))
+    said = "" if methods == ["measured"] else f" · {' and '.join(methods)}"
     arms = list(dict.fromkeys(line.arm for line in lines))
     shown = [line for line in lines if line.arm in arms[:MOST_ARMS]]
     changes = tuple(told for line in lines for told in _changes(line, device))
@@ -118,7 +120,7 @@ def _panel(number: int, group: Group, seen: Sequence[Seen]) -> Iterator[Panel]:
     note = f"{len(arms) - MOST_ARMS} more arms are in the numbers alone." if len(arms) > MOST_ARMS else ""
     yield Panel(
         id=f"history-{number}",
-        title=f"{name[0].upper()}{name[1:]} · {workload} · {device}",
+        title=f"{name[0].upper()}{name[1:]} · {workload} · {device}{said}",
         chart=_chart(shown, changes, scale, f"{name} ({shown_unit})", description),
         description=description,
         unit=shown_unit,
