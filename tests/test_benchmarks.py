@@ -115,6 +115,8 @@ def test_a_part_replaces_all_rows_of_its_conditions_and_no_others() -> None:
 def test_the_command_names_the_arguments_so_that_a_shell_takes_them() -> None:
     argv = ["/somewhere/tests/benchmarks/engine_speed.py", "dense, width 2048", "--turns", "1"]
     assert command_line(argv) == "python -m tests.benchmarks.engine_speed 'dense, width 2048' --turns 1"
+    with_folder = [argv[0], "--fits", "/tmp/of-mine/fits"]
+    assert command_line(with_folder) == "python -m tests.benchmarks.engine_speed --fits fits"
 
 
 def test_a_page_made_by_two_commands_says_which_row_is_whose() -> None:

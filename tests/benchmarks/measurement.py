@@ -92,8 +92,12 @@ def beside(
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """What to type to run the benchmark of this argv again. `python -m` puts the module's file first in argv."""
-    return shlex.join(["python", "-m", f"tests.benchmarks.{Path(argv[0]).stem}", *argv[1:]])
+    """What to type to run the benchmark of this argv again; folders of this machine stand by their last name.
+
+    `python -m` puts the module's file first in argv.
+    """
+    own = [Path(one).name if Path(one).is_absolute() else one for one in argv[1:]]
+    return shlex.join(["python", "-m", f"tests.benchmarks.{Path(argv[0]).stem}", *own])
 
 
 def merged(kept: Sequence[Measurement], found: Sequence[Measurement]) -> list[Measurement]:
