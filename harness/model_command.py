@@ -49,7 +49,7 @@ def fit(
     if out.suffix != ".toml" or not out.stem:
         fail(f"--out {out}: a sheet is a TOML file; end its name with .toml", EXIT_BAD_PLAN)
     from devices.base import DeviceError
-    from engines.curves.machine import fit_machine, points_text, residual_rows
+    from engines.curves.machine import doubts, fit_machine, points_text, residual_rows
     from engines.errors import EngineError
     from harness.host_lock import HOST, host_lock
 
@@ -88,7 +88,7 @@ def fit(
     rows = residual_rows(found)
     print_rows(rows, as_json, f"{out.stem}: how far the fitted prices miss what was measured")
     if not as_json:
-        for told in busy:
+        for told in (*busy, *doubts({unit: one.residuals for unit, one in found.fitted.items()})):
             typer.echo(f"warning: {printable(told)}", err=True)
         typer.echo(f"{printable(str(files[0]))}, {printable(str(files[1]))}: written")
 

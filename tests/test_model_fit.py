@@ -11,7 +11,10 @@ import pytest
 
 from devices.models.sheet import parse_sheet
 from engines.curves.host import SIZES, THIN
+from engines.curves.machine import doubts
 from engines.curves.pieces import emptying_bytes
+from engines.curves.prices import Residual
+from engines.curves.rounds import Piece, Point
 from engines.made_models import MadeSizes
 from tests.command import joulebench, start
 
@@ -77,6 +80,18 @@ def test_a_sheet_of_this_machine_loads_and_says_how_it_was_made(tmp_path: Path) 
     assert all(float(row["measured_s"]) > 0 for row in rows)
     for row in rows:
         assert float(row["residual"]) == pytest.approx(float(row["predicted_s"]) / float(row["measured_s"]) - 1)
+
+
+def missed(curve: str, *misses: float) -> list[Residual]:
+    return [Residual(Point(Piece(curve, "any", {}), 1.0, 5, True), 1.0 + miss) for miss in misses]
+
+
+def test_prices_that_miss_whole_requests_are_doubted_although_nobody_took_cpu_time() -> None:
+    right, wrong = missed("decode", 0.01, -0.149, 0.9), missed("prefill", 0.24, -0.26, 0.01)
+    (told,) = doubts({"cpu": [*right, *wrong], "gpu": missed("decode", -0.1)})
+    assert told.startswith("cpu: the fitted prices miss prompts by 24% (median of 3); DO NOT TRUST THIS SHEET.")
+    # A kernel that takes next to no time may be missed.
+    assert doubts({"cpu": [*missed("residual", 0.3, 0.5), *right]}) == ()
 
 
 def test_one_model_reads_next_to_nothing_in_a_call() -> None:

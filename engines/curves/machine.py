@@ -6,7 +6,7 @@ import csv
 import datetime
 import io
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -28,6 +28,10 @@ from engines.model.quantised import Form
 from engines.road import build
 
 Asked = Literal["auto", "cpu", "cuda"]
+WHOLE_REQUESTS = {"prefill": "prompts", "decode": "decoded tokens"}
+"""Curves of whole requests of the engine, in a reader's words."""
+DOUBTFUL = 0.15
+"""Median miss of whole requests beyond which the prices are not to be trusted: a schedule's aim is below a tenth."""
 LACKING = ("npu", "gpu")
 """Units of plans that a machine without them computes on its CPU."""
 RoundListener = Callable[[str, int, int], object]
@@ -112,17 +116,38 @@ def _remarks(quick: bool, fitted: Mapping[str, FittedUnit]) -> tuple[str, ...]:
         )
         if not found.is_quiet:
             lines.append(f"{unit}: MADE ON A BUSY MACHINE. Fit again when it is quiet.")
-    return tuple(lines)
+    return (*lines, *doubts({unit: one.residuals for unit, one in fitted.items()}))
+
+
+def doubts(residuals: Mapping[str, Sequence[Residual]]) -> tuple[str, ...]:
+    """Where the prices miss the whole requests that they were fitted on. residuals: by unit.
+
+    What slows some runs, such as a neighbour who reads much memory in little CPU time, shows nowhere else.
+    """
+    found = []
+    for unit, of_unit in residuals.items():
+        for curve, own in _by_curve(of_unit).items():
+            miss = median(abs(residual.miss) for residual in own)
+            if curve in WHOLE_REQUESTS and miss > DOUBTFUL:
+                found.append(
+                    f"{unit}: the fitted prices miss {WHOLE_REQUESTS[curve]} by {miss:.0%} (median of {len(own)}); DO"
+                    " NOT TRUST THIS SHEET. Something slowed some of the runs; fit again."
+                )
+    return tuple(found)
+
+
+def _by_curve(residuals: Sequence[Residual]) -> dict[str, list[Residual]]:
+    curves: dict[str, list[Residual]] = defaultdict(list)
+    for residual in residuals:
+        curves[residual.point.piece.curve].append(residual)
+    return curves
 
 
 def residual_rows(found: FittedMachine) -> list[dict[str, Any]]:
     """By unit and curve, for the terminal."""
     rows = []
     for unit, one in found.fitted.items():
-        curves: dict[str, list[Residual]] = defaultdict(list)
-        for residual in one.residuals:
-            curves[residual.point.piece.curve].append(residual)
-        for curve, own in curves.items():
+        for curve, own in _by_curve(one.residuals).items():
             misses = [abs(residual.miss) for residual in own]
             rows.append(
                 {
