@@ -67,6 +67,19 @@ def test_of_two_runs_size_interval_and_p_are_those_of_welchs_test(tmp_path: Path
     assert one.longer == 1.0
 
 
+def test_means_that_say_the_other_direction_than_the_change_are_explained(tmp_path: Path) -> None:
+    """One slow trial: the mean falls from 1.1125 to 1.1, and the geometric mean rises from 1.081 to 1.1."""
+    slow_once = written(tmp_path / "a", [0.9, 0.95, 1.0, 1.6])
+    found = between(slow_once, written(tmp_path / "b", [1.09, 1.10, 1.11, 1.10]))
+    one = row(found)
+    assert one.second is not None
+    assert one.second.mean < one.first.mean
+    assert one.change == pytest.approx(stats.gmean([1.09, 1.10, 1.11, 1.10]) / stats.gmean([0.9, 0.95, 1.0, 1.6]) - 1)
+    assert any("geometric means" in note for note in found.notes)
+    faster = between(slow_once, written(tmp_path / "c", [0.5, 0.51, 0.52, 0.53]))
+    assert not any("geometric means" in note for note in faster.notes)
+
+
 def test_of_two_arms_of_one_run_repeats_are_pairs(tmp_path: Path) -> None:
     """Repeats that drift alike hide a small difference from Welch's test, and not from the paired one."""
     first = times(1.0, 2, spread=0.1)

@@ -211,9 +211,21 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
             "Intervals are from the trials within each run. What drifts between two sessions is not in them:"
             " `joulebench regress` judges that from more runs."
         )
+    if any(_turns(row) for row in rows):
+        yield (
+            "A and B are means of trials, and a change is that of their geometric means, which single slow trials move"
+            " less. Where trials scatter much one can rise while the other falls."
+        )
     yield f"Certain: p < {RATE:.2g} by Benjamini and Hochberg over all tested figures, and an interval without 0."
     if len({pair.first.device for pair in pairs} | {pair.second.device for pair in pairs}) > 1:
         yield "Of several machines: a difference is of machine, software and arm together."
+
+
+def _turns(row: Compared) -> bool:
+    """Whether A and B say the other direction than the change."""
+    if row.second is None or row.change is None or row.verdict == "refused":
+        return False
+    return (row.second.mean - row.first.mean) * row.change < 0
 
 
 class _CellPair:
