@@ -211,8 +211,12 @@ def _row(book: Book, kept: Kept, world: World) -> dict[str, Any]:
     due = "now" if until is None else f"now; quiet until {until}"
     if progress.unfinished is not None:
         due = f"{due}: goes on with {progress.unfinished.folder}"
+    if progress.owed is not None:
+        due = f"{due}; could not run: {progress.owed}"
     if book.is_locked(entry.name):
         due = "runs now"
+    later = quiet_until(entry.quiet, entry.rhythm.zone, next_)
+    wall = _wall(entry, next_) if later is None else f"{_wall(entry, next_)}; quiet until {later}"
     ended = None if last is None else f"{last.folder}: {last.failure or 'done'}"
     return {
         "name": entry.name,
@@ -220,7 +224,7 @@ def _row(book: Book, kept: Kept, world: World) -> dict[str, Any]:
         "devices": ", ".join(entry.devices) or "the plan's",
         "when": str(entry.rhythm),
         "no_start": ", ".join(map(str, entry.quiet)) or None,
-        "next": due if next_ <= now else _wall(entry, next_),
+        "next": due if next_ <= now else wall,
         "last": ended,
     }
 

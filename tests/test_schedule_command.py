@@ -75,6 +75,12 @@ def test_a_plan_runs_once_when_it_is_due_and_never_twice(tmp_path: Path) -> None
     assert folder.is_dir()
 
 
+def test_a_time_in_quiet_hours_is_shown_with_their_end(tmp_path: Path) -> None:
+    plan(tmp_path)
+    assert add(tmp_path, "--at", "02:30", "--quiet", "22-06")[0] == 0
+    assert rows(tmp_path)[0]["next"].endswith("02:30; quiet until 06:00")
+
+
 def test_a_run_that_is_killed_goes_on_and_two_passes_run_it_once(tmp_path: Path, state: Path) -> None:
     """The pass is killed, its run goes on and keeps the entry; then the run is killed; then two passes come at once."""
     plan(tmp_path, protocol=FAST | {"repeats": 4, "cooldown_s": 1.0})
@@ -141,6 +147,7 @@ def test_a_failed_run_tells_why_and_its_message_is_no_code(tmp_path: Path) -> No
     assert (tmp_path / "argument").read_text() == (tmp_path / "variable").read_text() == message.rstrip("\n")
     assert errors.startswith(f"error: {HOSTILE}: its plan")
     assert not (tmp_path / "owned").exists()
+    assert f"now; could not run: its plan {tmp_path}/plan.toml is gone" in rows(tmp_path)[0]["next"]
     (tmp_path / "input").unlink()
     assert schedule(tmp_path, "run-due")[0] == 2
     assert not (tmp_path / "input").exists(), "the same of one time is told once"

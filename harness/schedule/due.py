@@ -249,7 +249,7 @@ def _run(book: Book, world: World, entry: Entry, progress: Progress, due: Due, d
     begun = Unfinished(
         number=due.number, folder=str(folder), plan_sha256=digest, begun_at=told_time(world.now()), crashes=crashes
     )
-    progress = progress.model_copy(update={"unfinished": begun})
+    progress = progress.model_copy(update={"unfinished": begun, "owed": None})
     book.write(Kept(entry=entry, progress=progress))
     resume = world.holds_run(folder)
     ended = world.run(entry, folder, resume)
@@ -285,6 +285,7 @@ def _owed(book: Book, world: World, entry: Entry, progress: Progress, why: str, 
     """A run that could not be, and stays due. The owner hears of it once for each time that is due."""
     happened = Happened(entry.name, "failed", f"{why}; it stays due", code)
     due = due_of(entry, progress, world.now())
+    progress = progress.model_copy(update={"owed": why})
     key = hashlib.sha256(f"{due.number if due else None} {why}".encode()).hexdigest()[:16]
     if key not in progress.told:
         happened = _told(world, happened, entry)

@@ -102,12 +102,14 @@ class Progress(Record):
     last: Outcome | None = None
     told: tuple[str, ...] = ()
     """What of the time that is due now was told already."""
+    owed: str | None = None
+    """Why what is due was not run when it was tried last."""
 
     def with_run(self, number: int) -> Progress:
         """Once a run of this number has come to its end, or was given up."""
         runs = tuple(sorted({*self.runs, number}))[-MOST_RUNS:]
         return self.model_copy(
-            update={"runs": runs, "settled": max(self.settled, number), "unfinished": None, "told": ()}
+            update={"runs": runs, "settled": max(self.settled, number), "unfinished": None, "told": (), "owed": None}
         )
 
 
