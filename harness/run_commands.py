@@ -45,6 +45,14 @@ CONTENDED_REMEDY = (
     "{took_more}: end them, or raise that key and accept that they disturb times and joules; then run the plan again"
     " with another --out"
 )
+PLACED_REMEDY = (
+    "placement.csv says where Core ML put each graph, and `joulebench coreml lint` which operations the Neural Engine"
+    " does not take; mend these, convert again, and run the plan with another --out"
+)
+PLACEMENT_REMEDY = (
+    "placement.csv says why Core ML did not tell where the experts lie; a joule of the Neural Engine counts only where"
+    " it does"
+)
 DEVICES_NOT_LOOKED_AT = "not looked at: devices and meters; `joulebench doctor` tests them"
 STDERR = 2
 MAX_PROBLEMS = 100
@@ -112,11 +120,7 @@ def run(
 def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
     """Ends the command where trials failed, or none can be used."""
     if outcome.n_ok and outcome.n_marked == outcome.n_ok:
-        from harness.runner import took_more
-        from results.cells import CONTENDED
-
-        is_contended = outcome.marks == (CONTENDED,)
-        remedy = CONTENDED_REMEDY.format(took_more=took_more(max_foreign_cpu_share)) if is_contended else REMEDY
+        remedy = _remedy(outcome.marks, max_foreign_cpu_share)
         fail(
             f"no trial can be used: {outcome.n_marked} of {outcome.n_ok + outcome.n_failed} are marked"
             f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a time or a joule; {remedy}",
@@ -128,6 +132,22 @@ def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
             " and trials.csv",
             EXIT_SOME_FAILED,
         )
+
+
+def _remedy(marks: tuple[str, ...], max_foreign_cpu_share: float) -> str:
+    """What to do where every trial has one of these marks."""
+    from harness.runner import took_more
+    from results.cells import CONTENDED
+    from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
+
+    if len(marks) > 1:
+        return REMEDY
+    remedies = {
+        CONTENDED: CONTENDED_REMEDY.format(took_more=took_more(max_foreign_cpu_share)),
+        EXPERTS_NOT_ON_ANE: PLACED_REMEDY,
+        PLACEMENT_NOT_TOLD: PLACEMENT_REMEDY,
+    }
+    return remedies.get(marks[0], REMEDY)
 
 
 def _launch() -> Launch | None:

@@ -7,10 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from harness.commands import app
+from harness.run_commands import tell_outcome
 from harness.runner import RunOutcome
+from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.self_tests import SelfTest
 from tests.command import run_python
 from tests.conftest import FinishedRun
@@ -33,6 +36,25 @@ def test_a_run_whose_every_trial_was_contended_does_not_end_well(
     key = "protocol.max_foreign_cpu_share"
     assert f"other processes took more than {key} = 0.2 of the CPU: end them, or raise that key" in done.stderr
     assert key in (tmp_path / "run" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("marks", "remedy"),
+    [
+        ((EXPERTS_NOT_ON_ANE,), "`joulebench coreml lint` which operations the Neural Engine does not take"),
+        ((PLACEMENT_NOT_TOLD,), "placement.csv says why Core ML did not tell where the experts lie"),
+        ((EXPERTS_NOT_ON_ANE, "hot"), "report.html says what disturbed them"),
+        (("hot",), "report.html says what disturbed them"),
+    ],
+)
+def test_where_no_trial_can_be_used_the_remedy_is_that_of_its_mark(
+    marks: tuple[str, ...], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        tell_outcome(RunOutcome(2, 0, n_marked=2, marks=marks), 0.1)
+    assert ended.value.exit_code == 6
+    assert f"2 of 2 are marked ({', '.join(marks)})" in (said := " ".join(capsys.readouterr().err.split()))
+    assert remedy in said
 
 
 def test_what_nobody_foresaw_is_one_line_and_whole_on_request(tmp_path: Path) -> None:
