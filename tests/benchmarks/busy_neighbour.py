@@ -117,8 +117,8 @@ The neighbour runs wherever the system puts it, or is bound to the last core, wh
 threads; half of one core is gone either way, so 0.75 is a fair share of two. Ours is to keep {TARGET}. `f32` weights,
 prompt of {N_PROMPT} tokens, {N_NEW} new ones.
 
-llama.cpp is llama-bench with the same number of threads, built without OpenMP, so with threads of its own. A build with
-OpenMP waits at a barrier for a thread that is not running, and was not tried here."""
+llama.cpp is llama-bench with the same number of threads; its row says whether it was built with OpenMP, whose threads
+wait at a barrier for one that is not running. What other programs take meanwhile is not told apart."""
 
 
 def main() -> None:
@@ -134,7 +134,8 @@ def main() -> None:
         if llama is not None:
             llama_cpp.write_gguf(model, gguf, "f32")
             bench = llama
-            contenders["llama.cpp"] = lambda: {
+            name_of_peer = f"llama.cpp {'with' if bench.has_openmp else 'without'} OpenMP"
+            contenders[name_of_peer] = lambda: {
                 "prefill": bench.prefill(gguf, N_PROMPT),
                 "decode": bench.decode(gguf, N_PROMPT, N_NEW),
             }

@@ -52,6 +52,12 @@ def find_llama_bench() -> tuple[LlamaBench | None, str | None]:
 class LlamaBench:
     binary: str
 
+    @property
+    def has_openmp(self) -> bool:
+        """Whether it computes with OpenMP's threads, as the dynamic linker tells."""
+        linked = subprocess.run(["ldd", self.binary], check=True, capture_output=True, text=True).stdout
+        return any(library in linked for library in ("libgomp", "libomp"))
+
     def prefill(self, gguf: Path, n_prompt: int) -> float:
         """token/s. llama-bench warms up with the whole prompt; for a long one a test of one batch is enough."""
         prompts = ["-p", str(n_prompt)] if n_prompt <= BATCH else ["-p", f"{BATCH},{n_prompt}", "--no-warmup"]
