@@ -244,9 +244,8 @@ those of {OLMOE}, each layer's experts are one call (*layer by layer*).
 
 A cache decodes on the same roads: the step stops only where an expert must be brought, and plans are made when the
 request has ended. Where all are hits it is to lose no more than 3 % against all experts in memory, which is what
-dropless has. On the bundled model it loses 3.5 to 4.5 % on the Intel processor, about 20 us of a token, and 3.2 to
-3.5 % on the AMD processor, about 7 us, in a run in which `dropless again` lost 2.8 %. On the two others it loses 3 %
-at most, or nothing.
+dropless has. On the AMD processor it loses 1.8 % at most on the bundled model, and on the large one nothing. On the
+Intel processor, in an older run, it loses 3.5 to 4.5 % on the bundled model, about 20 us of a token.
 
 "Each layer planned first" (*plan by plan*) is what the same calls take where Python makes the plan before the layer is
 computed, as it does for an observer of layers; it holds a norm of each layer's attention output besides.
@@ -254,9 +253,9 @@ computed, as it does for an observer of layers; it holds a norm of each layer's 
 A prediction is made between router and experts, from the state of that layer. With all experts in memory, and copies
 that are only counted, it is part of the step, which stays one call (*fused*). It is to lose no more than 5 % too:
 "guessed" by the next router from this layer's own input (s) or from the quasi-hidden state (q), or by the estimator
-of the bundled model's profile. A guess that is executed may lead to other tokens. On the AMD processor routers lose 3
-to 4.4 % on the bundled model, and nothing that could be told on the larger one. The estimator, each of whose guesses
-is four products, loses 9.6 % and misses its target: that is 20 us of a token of 208 us.
+of the bundled model's profile. A guess that is executed may lead to other tokens. On the AMD processor routers lose 4
+to 6 % on the bundled model, and 1 % on the larger one. The estimator, each of whose guesses is four products, loses
+11 % and misses its target.
 
 Where the kernels do not know the layers whole (*plan by plan*), as where each layer is planned first, torch guesses
 on the state of each layer, and times of one token hold the making of that guess and of the plan. So did all guesses

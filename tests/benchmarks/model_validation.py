@@ -213,12 +213,9 @@ models then answer requests by each technique; the schedule prices the plans tha
 fit. Misses are of |modelled / measured - 1|, over models and prompts. Targets are upper bounds. Experts are random, so
 that routers choose all of them about as often. All models are larger than the processor's caches, as real ones are: a
 token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' median. Two processes: attention of
-a decoded token runs on each of them with one thread, and the schedule prices it once with all. Runs of 2026-11-23 are
-of before threads of torch slept (decision 0028), those and blocks and caches of 2026-11-24 of before the fit read as
-much between its pieces as the largest cache holds: 480 MiB on the second machine, of which 128 were read. Dropless and
-tiers of 2026-11-24 are of before the fit told a call from Python and the bytes that it reads apart (docs/model-fit.md):
-prefill came out too fast. Tiers of 2026-11-26 are of before the fit took experts with few rows as the kernels compute
-them; dropless, blocks and caches of that day are of after it."""
+a decoded token runs on each of them with one thread, and the schedule prices it once with all. Nor does it know that a
+rank which waits lends its core to the others (docs/techniques/parallel.md). Their prefill is priced too fast by a
+quarter, and why is not known. One rank's wait for the other counts as disturbed."""
 
 
 PIECES = ("fit-fp32", "fit-bf16", "fit-thread", "fp32", "bf16", "ranks")
