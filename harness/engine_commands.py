@@ -51,22 +51,30 @@ def engines_doctor(
     print_rows([_short(row) for row in rows], False, title)
     lines = [f"{row['runs']}: {row['what']}" for row in rows]
     if kind == "host":
-        lines = [f"{line}. {WHERE[bool(row['here'])]}: {row['remark']}" for line, row in zip(lines, rows, strict=True)]
+        lines = [f"{line}. {_where(row)}" for line, row in zip(lines, rows, strict=True)]
     else:
         lines.append(f"All are {NOT_LOOKED_FOR[kind]}")
     for line in lines:
         typer.echo(printable(f"{line}."))
 
 
-WHERE = {True: "Here", False: "Missing"}
 YES_NO = {True: "yes", False: "no"}
+BRIEF = {"our token ids": "token ids", "lengths only": "lengths", "each phase": "by phase", "both phases": "one"}
 
 
-def _short(row: dict[str, Any]) -> dict[str, str | None]:
-    """What fits into a line of a terminal; the sentences stand below the table."""
-    looked_for = {} if row["here"] is None else {"here": YES_NO[row["here"]], "version": row["version"]}
-    can = {key: row[key] for key in ("stamps", "threads", "cores")}
-    return {"runs": row["runs"], **looked_for, "asked": row["asked"], "scores": YES_NO[row["log_likelihoods"]], **can}
+def _short(row: dict[str, Any]) -> dict[str, str]:
+    """What fits into 80 columns; the sentences stand below the table."""
+    looked_for = {} if row["here"] is None else {"here": YES_NO[row["here"]]}
+    can = {key: BRIEF.get(row[key], row[key]) for key in ("threads", "cores")}
+    asked, stamps = BRIEF[row["asked"]], row["stamps"].removeprefix("each ")
+    scores = YES_NO[row["log_likelihoods"]]
+    return {"runs": row["runs"], **looked_for, "asked": asked, "scores": scores, "stamps": stamps, **can}
+
+
+def _where(row: dict[str, Any]) -> str:
+    if not row["here"]:
+        return f"Missing: {row['remark']}"
+    return f"Here: {', '.join(filter(None, (row['version'], row['remark'])))}"
 
 
 def refuse_no_environments(kind: str, environments: Sequence[Path]) -> None:

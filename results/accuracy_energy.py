@@ -33,6 +33,7 @@ from results.records import Cell, Phase
 from results.roads import comparable_roads, unlike_roads
 from results.runs import RunData
 from results.tables import accuracy_rows
+from results.units import format_error
 
 COLUMNS = (
     "run_id", "cell", "workload", "device", "engine", "technique", "model", "quantity", "phase", "unit", "method",
@@ -166,7 +167,7 @@ class Comparison:
     def _of_a_model(self, cell: Cell, row: Row) -> str:
         """Why a change that the repeats would find certain has no p."""
         percent = self._uncertainty(cell, row) if row["meter"] else None
-        error = "no error is stated" if percent is None else f"± {percent:.2g} %"
+        error = "no error is stated" if percent is None else format_error(percent / 100)
         return (
             f"modelled, {error}: the interval holds the scatter of the repeats and not the error of the model, so there"
             " is no p"

@@ -75,6 +75,11 @@ def format_known(value: float, relative_error: float | None) -> str:
     return _fixed(value, min(max(last, min(_last_digit(value, PLAIN_DIGITS), 0)), _last_digit(value, 2)))
 
 
+def format_error(share: float) -> str:
+    """A stated error of a figure, as a share of it, with two digits: 0.125 is "± 12 %", 250 "± 25000 %"."""
+    return f"± {float(f'{100 * share:.2g}'):.15g} %"
+
+
 def signed(number: str) -> str:
     """A change: with its sign, unless it is shown as 0."""
     return number if number.startswith("-") or not number.strip("0.") else f"+{number}"

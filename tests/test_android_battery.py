@@ -259,11 +259,16 @@ def test_a_phone_that_tells_nothing_is_refused_with_the_remedy(fake: FakePhone, 
         pass
 
 
-def test_a_current_that_rests_is_still_preferred_to_the_charge_counter(fake: FakePhone, phone: Phone) -> None:
+def test_a_current_that_rests_is_still_preferred_to_the_charge_counter_and_the_warning_names_the_phone(
+    fake: FakePhone, phone: Phone, caplog: pytest.LogCaptureFixture
+) -> None:
     with FakeBattery(fake, steady) as gauge:
         gauge.stuck_at = -500_000
         with opened(phone) as meter:
             assert meter.channels[0].kind == "held"
+    [warned] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned.startswith("adb:FAKE0001: battery: ")
+    assert "has not been seen to update" in warned
 
 
 def test_a_node_that_is_no_battery_is_not_taken(fake: FakePhone, phone: Phone) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from engines.external.gate import faults
 from harness.commands import app
+from harness.external.catalog import EXTERNAL
 from harness.matrix import CellPlan
 from harness.plan import draft_plan
 from harness.preflight import preflight
@@ -127,9 +128,13 @@ def test_the_doctor_of_engines_says_in_a_terminal_what_is_missing_below_its_tabl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     on_host = CliRunner().invoke(app, ["engines", "doctor"]).stdout.splitlines()
-    assert any(line.split()[:2] == ["llama-bench", "no"] for line in on_host)
+    # One line each, in a terminal of 80 columns.
+    table = [line.split() for line in on_host if line.startswith("  ") and line.strip()]
+    on_hosts = [name for name, spec in EXTERNAL.items() if "host" in spec.abilities.devices]
+    assert [row[0] for row in table] == ["runs", *on_hosts]
+    assert any(row[:2] == ["llama-bench", "no"] for row in table)
     (line,) = (line for line in on_host if line.startswith("llama-bench: "))
     assert "Missing: no program llama-bench in PATH" in line
     monkeypatch.setenv("ADB_SERVER_SOCKET", "tcp:127.0.0.1:1")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from results.units import (
     figure_scale,
     format_bytes,
+    format_error,
     format_figure,
     format_interval,
     format_known,
@@ -106,6 +107,14 @@ def test_a_negative_uncertainty_is_refused() -> None:
 @pytest.mark.parametrize(("number", "shown"), [("0.150", "+0.150"), ("-0.1", "-0.1"), ("0.00", "0.00"), ("0", "0")])
 def test_a_change_has_its_sign_unless_it_shows_as_nothing(number: str, shown: str) -> None:
     assert signed(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0.005774, "± 0.58 %"), (0.5, "± 50 %"), (1.0, "± 100 %"), (2.0, "± 200 %"), (247.3, "± 25000 %")],
+)
+def test_a_stated_error_is_written_out_however_large_it_is(share: float, shown: str) -> None:
+    assert format_error(share) == shown
 
 
 def test_a_small_p_is_not_made_up_to_digits() -> None:

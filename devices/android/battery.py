@@ -169,7 +169,7 @@ class BatteryMeter:
             except TransientDeviceError:
                 raise
             except DeviceError as error:
-                log.info("battery: %s: %s", source.name, error)
+                log.info("%s: battery: %s: %s", self._phone.name, source.name, error)
                 refusals.append(f"{source.name}: {error}")
                 continue
             if source.kind == "current" and channel.update_period_s < CALIBRATION_S / 3:
@@ -183,7 +183,10 @@ class BatteryMeter:
                 " (a phone may hide it: Android 15 has it in `cmd battery`, a rooted or userdebug phone in sysfs)"
             )
         log.warning(
-            "battery: %s has not been seen to update in %g s: windows may have no energy", quiet[0].name, CALIBRATION_S
+            "%s: battery: %s has not been seen to update in %g s: windows may have no energy",
+            self._phone.name,
+            quiet[0].name,
+            CALIBRATION_S,
         )
         self._use(*quiet)
 
@@ -226,7 +229,9 @@ class BatteryMeter:
 
     def _use(self, source: GaugeSource, calibration: Calibration | None, channel: Channel) -> None:
         self._source, self._calibration, self.channels = source, calibration, (channel,)
-        log.info("battery: %s, a new value every %.0f ms", channel.note, channel.update_period_s * 1e3)
+        log.info(
+            "%s: battery: %s, a new value every %.0f ms", self._phone.name, channel.note, channel.update_period_s * 1e3
+        )
 
     def start(self) -> None:
         """Begins a window. A phone that went away is waited for, up to a limit. Raises `TransientDeviceError`."""
@@ -254,7 +259,7 @@ class BatteryMeter:
             return None
         try:
             if self._loop is not None and self._loop.lost is not None:
-                log.warning("battery: %s; what was read until then is kept", self._loop.lost)
+                log.warning("%s: battery: %s; what was read until then is kept", self._phone.name, self._loop.lost)
                 self._broken.append(str(self._loop.lost))
                 loop, self._loop = self._loop, None
                 self._keep(loop)
@@ -289,7 +294,7 @@ class BatteryMeter:
         try:
             self._pieces.append(raw_traces(readings, self._source.kind, self._source.period_s))
         except DeviceError as error:
-            log.warning("battery: %d readings are lost: %s", len(readings.wall_s), error)
+            log.warning("%s: battery: %d readings are lost: %s", self._phone.name, len(readings.wall_s), error)
 
     def mark(self) -> None:
         """The gauge renews its value when it likes."""

@@ -120,7 +120,8 @@ class RailMeter:
         """Raises `MeterUnavailableError`: no perfetto, none that the shell may use, or no rails."""
         rails = find_rails(self._phone, self._clock)
         self.channels = rail_channels(rails)
-        log.info("rails: %s", ", ".join(f"{rail.name} ({rail.subsystem})" for rail in rails))
+        told = ", ".join(f"{rail.name} ({rail.subsystem})" for rail in rails)
+        log.info("%s: rails: %s", self._phone.name, told)
 
     def start(self) -> None:
         """Begins a window. A phone that went away is waited for, up to a limit. Raises `TransientDeviceError`."""
@@ -147,7 +148,9 @@ class RailMeter:
         try:
             if self._trace is not None and self._trace.lost is not None:
                 lost_s = self._clock.now_s() - self._begun_s
-                log.warning("rails: %s; the trace of the last %.0f s is lost", self._trace.lost, lost_s)
+                log.warning(
+                    "%s: rails: %s; the trace of the last %.0f s is lost", self._phone.name, self._trace.lost, lost_s
+                )
                 self._broken.append(f"{self._trace.lost}, and the trace of the last {lost_s:.0f} s with it")
                 trace, self._trace = self._trace, None
                 trace.cancel()

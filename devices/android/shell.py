@@ -164,6 +164,11 @@ class Phone:
         self._device: AdbDevice | None = None
 
     @property
+    def name(self) -> str:
+        """As the plan names it; of `adb:` with the serial, once it was found. It asks the phone nothing."""
+        return self._name
+
+    @property
     def serial(self) -> str:
         return str(self._found().serial)
 

@@ -15,7 +15,7 @@ from results.report.figure_tables import Entry
 from results.report.notes import Noted
 from results.report.page_units import PageUnits
 from results.runs import RunData
-from results.units import format_interval, format_known, format_mean, format_number, format_p, signed
+from results.units import format_error, format_interval, format_known, format_mean, format_number, format_p, signed
 
 Row = dict[str, Any]
 MAX_SCORES = 4
@@ -176,8 +176,8 @@ def _cost(table: AccuracyTable, row: Row | None, scale: float) -> Entry:
         return _missing(table, row)
     value, below, error = row["value"] / scale, [f"{row['method']}"], None
     if not pd.isna(row["meter_uncertainty_percent"]):
-        below = [f"{row['method']} ± {row['meter_uncertainty_percent']:.2g} %"]
         error = row["meter_uncertainty_percent"] / 100
+        below = [f"{row['method']} {format_error(error)}"]
     if pd.isna(row["ci_low"]):
         return Entry(format_known(value, error), (*below, f"n = {row['n']}"))
     low, high = row["ci_low"] / scale, row["ci_high"] / scale

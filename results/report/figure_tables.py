@@ -21,7 +21,15 @@ from results.report.page_units import DeviceUnits, PageUnits
 from results.runs import RunData
 from results.same_requests import asked_alike, hashes_by_cell, shown
 from results.trials import Trial
-from results.units import format_bytes, format_count, format_interval, format_known, format_mean, format_number
+from results.units import (
+    format_bytes,
+    format_count,
+    format_error,
+    format_interval,
+    format_known,
+    format_mean,
+    format_number,
+)
 
 Row = dict[str, Any]
 Statistic = Literal["mean", "p50", "p90", "p99"]
@@ -338,7 +346,8 @@ def _methods(rows: Sequence[Row], subject: Subject, trials: Sequence[Trial]) -> 
         uncertainty = first["energy_uncertainty", "all"]["mean"]
         meter = f", {energy['meter']}" if energy["meter"] else ""
         is_unstated = energy["method"] == "modelled" and pd.isna(uncertainty)
-        spread: str = ", error not stated" if is_unstated else "" if pd.isna(uncertainty) else f" ± {uncertainty:.2g} %"
+        stated = "" if pd.isna(uncertainty) else f" {format_error(uncertainty / 100)}"
+        spread = ", error not stated" if is_unstated else stated
         return (f"{energy['method']}{meter}{spread}",)
     if subject.title == "Achieved rates":
         return tuple(

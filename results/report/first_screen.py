@@ -21,7 +21,7 @@ from results.report.picture import DOWN, UP, Axis, Panel, Point, panel, symbol
 from results.report.sentences import BEST, interval_words, ratio_text_words, ratio_words, sentences
 from results.report.standings import Group, Standing
 from results.runs import RunData
-from results.units import format_known, format_number
+from results.units import format_error, format_known, format_number
 
 HEADINGS: dict[Quantity, str] = {"time": "Time of a request", "energy": "Joules", "accuracy": "Accuracy"}
 REUSES = "reuse_prefix"
@@ -163,7 +163,7 @@ def _method(method: str, known: Sequence[Standing]) -> str:
     if any(s.model_error == math.inf for s in known if s.method == method):
         return f"{method}, {NOT_STATED}"
     is_told = error > 0 if method == "modelled" else error > TELLING_ERROR
-    return f"{method} ± {100 * error:.2g} %" if is_told else method
+    return f"{method} {format_error(error)}" if is_told else method
 
 
 def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits) -> ArmFigure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from results.self_tests import Agreement, Check, MeterTest, SelfTest
-from results.units import format_quantity
+from results.units import format_error, format_quantity
 
 VERDICT_WORDS = {
     "ready": "it measures, and nothing is wrong",
@@ -37,7 +37,7 @@ def meter_line(meter: MeterTest) -> str:
         if seconds is not None:
             parts.append(f"{share} from {format_quantity(seconds, 's')}")
     if meter.relative_accuracy:
-        parts.append(f"gain ± {100 * meter.relative_accuracy:.2g} %")
+        parts.append(f"gain {format_error(meter.relative_accuracy)}")
     if meter.reason:
         parts.append(meter.reason)
     return "; ".join(parts)
