@@ -98,10 +98,27 @@ class MachineUse:
         )
 
 
-def machine_use(ran: Ran, begin_s: float, end_s: float) -> MachineUse:
-    """From `begin_s` to `end_s`; what lies outside does not count, and resources on which nothing ran are left out."""
-    stretches = _Stretches(ran, begin_s, end_s)
+class Again(NamedTuple):
+    """A window that counts n times."""
+
+    begin_s: float
+    end_s: float
+    n: int
+
+
+def machine_use(ran: Ran, begin_s: float, end_s: float, again: Sequence[Again] = ()) -> MachineUse:
+    """From `begin_s` to `end_s`; what lies outside does not count, and resources on which nothing ran are left out.
+
+    again: windows that count besides, inside or before.
+    """
+    windows_W3 = np.array([Again(begin_s, end_s, 1), *again])
+    cuts_W2, n_W = windows_W3[:, :2], windows_W3[:, 2]
+    stretches = _Stretches(ran, cuts_W2.min(), cuts_W2.max(), cuts_W2.reshape(-1) if again else ())
     seconds_E, working_E = np.diff(stretches.edges_s), stretches.n_working_E()
+    window_s = end_s - begin_s
+    if again:
+        seconds_E *= stretches.n_windows_E(cuts_W2, n_W)
+        window_s += float((np.diff(cuts_W2[1:], axis=1)[:, 0] * n_W[1:]).sum())
     idle_s = float(seconds_E[working_E == 0].sum())
     by_resource = {}
     for place, name in enumerate(ran.resources):
@@ -114,7 +131,7 @@ def machine_use(ran: Ran, begin_s: float, end_s: float) -> MachineUse:
             float(seconds_E[~own_E & (working_E > 0)].sum()),
             idle_s,
         )
-    return MachineUse(end_s - begin_s, float(seconds_E[working_E > 1].sum()), idle_s, by_resource)
+    return MachineUse(window_s, float(seconds_E[working_E > 1].sum()), idle_s, by_resource)
 
 
 def joules_by_state(ran: Ran, begin_s: float, end_s: float, counters: Mapping[str, Curve]) -> dict[str, StateJoules]:
@@ -138,14 +155,22 @@ def joules_by_state(ran: Ran, begin_s: float, end_s: float, counters: Mapping[st
 class _Stretches:
     """A window cut at every start and end: within a stretch nothing changes."""
 
-    def __init__(self, ran: Ran, begin_s: float, end_s: float) -> None:
+    def __init__(self, ran: Ran, begin_s: float, end_s: float, cuts_s: Floats | tuple[()] = ()) -> None:
+        """cuts_s: where it is cut besides."""
         start_P, end_P = np.clip(ran.start_P, begin_s, end_s), np.clip(ran.end_P, begin_s, end_s)
-        self.edges_s = np.unique(np.concatenate([[begin_s, end_s], start_P, end_P]))
+        self.edges_s = np.unique(np.concatenate([[begin_s, end_s], start_P, end_P, cuts_s]))
         self._first_P = np.searchsorted(self.edges_s, start_P)
         self._last_P = np.searchsorted(self.edges_s, end_P)
         self._resource_P = ran.resource_P
         self._n_resources = len(ran.resources)
         self._busy: dict[int, NDArray[np.bool_]] = {}
+
+    def n_windows_E(self, cuts_W2: Floats, n_W: Floats) -> Floats:
+        """How often each counts, of windows that begin and end at cuts."""
+        n, at_W2 = len(self.edges_s), self.edges_s.searchsorted(cuts_W2)
+        change = np.bincount(at_W2[:, 0], n_W, minlength=n) - np.bincount(at_W2[:, 1], n_W, minlength=n)
+        found: Floats = np.cumsum(change)[:-1]
+        return found
 
     def has(self, place: int) -> bool:
         """Whether anything ran on that resource."""

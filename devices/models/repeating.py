@@ -23,7 +23,7 @@ from devices.models.operation import Operation
 from devices.models.sheet import Sheet
 from devices.models.terms import Term
 from devices.models.timeline import Timeline
-from results.resource_use import MachineUse
+from results.resource_use import Again, MachineUse
 
 
 class Reading(NamedTuple):
@@ -50,7 +50,6 @@ class _Part:
     end_s: float
     n_again: int = 0
     joules: Mapping[str, float] | None = None
-    use: MachineUse | None = None
 
 
 SAME_PER_S = 2.0**40
@@ -189,11 +188,8 @@ class RepeatingTimeline(Timeline):
 
     def take_use(self) -> MachineUse:
         """Busy, waiting, idle and overlap since it was asked last."""
-        found = self.use(self._read_s)
-        for key, part in self._parts.items():
-            n = part.n_again - self._read_n.get(key, 0)
-            if n:
-                found += self._use_of(part).repeated(n)
+        news = [(part, part.n_again - self._read_n.get(key, 0)) for key, part in self._parts.items()]
+        found = self.use(self._read_s, [Again(part.start_s, part.end_s, n) for part, n in news if n])
         self._read_s, self._read_n = self._line_s, {key: part.n_again for key, part in self._parts.items()}
         return found
 
@@ -207,11 +203,6 @@ class RepeatingTimeline(Timeline):
                     values_j = self._usage.readings(one, part.start_s, part.end_s, *ran)[1]
                     part.joules[one] = float(values_j[-1] - values_j[0])
         return part.joules
-
-    def _use_of(self, part: _Part) -> MachineUse:
-        if part.use is None:
-            part.use = self._used(part.start_s, part.end_s, part.first, part.end)
-        return part.use
 
 
 def _leans(operations: tuple[Operation, ...]) -> _Leans:

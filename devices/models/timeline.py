@@ -30,7 +30,7 @@ from devices.models.queues import LaunchingHost
 from devices.models.sheet import Sheet
 from devices.models.terms import Term, term_seconds
 from devices.models.usage import Usage
-from results.resource_use import MachineUse, Ran, machine_use
+from results.resource_use import Again, MachineUse, Ran, machine_use
 
 Listed = list[tuple[Operation, float]]
 MOST_TUPLES = 1 << 13
@@ -305,15 +305,12 @@ class Timeline:
         listed = [(self._distinct[i], self._seconds[i]) for i in used.tolist()]
         return starts_s[by_start], listed_at.astype(np.int32), listed
 
-    def use(self, begin_s: float) -> MachineUse:
-        """Busy, waiting, idle and overlap of units and links from then until now; not before `settle`."""
-        return self._used(begin_s, self._line_s)
-
-    def _used(self, begin_s: float, end_s: float, first: int = 0, end: int | None = None) -> MachineUse:
-        """Of the operations from `first` to `end`."""
-        places, starts_s, ends_s = self._arrays(first, end)
+    def use(self, begin_s: float, again: Sequence[Again] = ()) -> MachineUse:
+        """Busy, waiting, idle and overlap of units and links from then until now; not before `settle`. again: as of
+        `machine_use`."""
+        places, starts_s, ends_s = self._arrays()
         resource_P = np.array(self._resource_D, dtype=np.int64)[places]
-        return machine_use(Ran(tuple(self._resources), resource_P, starts_s, ends_s), begin_s, end_s)
+        return machine_use(Ran(tuple(self._resources), resource_P, starts_s, ends_s), begin_s, self._line_s, again)
 
     def program(self, first: int) -> Program | None:
         """Of the same operations, in the same order. None where all stand in the line or alongside each other: the

@@ -365,11 +365,19 @@ class _Pricing:
         )
 
 
+@dataclass
+class _Counted:
+    """Of a plan that n were like."""
+
+    counters: EngineCounters
+    n: int = 0
+
+
 class CountedPlans:
     """Counters of many plans; those of equal outline are counted once."""
 
     def __init__(self) -> None:
-        self._alike: dict[Hashable, tuple[EngineCounters, int]] = {}
+        self._alike: dict[Hashable, _Counted] = {}
         self._others: list[EngineCounters] = []
         self._compared: dict[tuple[int, int], list[tuple[Integers, Integers]]] = {}
         """Experts that were chosen, and those that had been predicted, by how many of each a token has."""
@@ -380,23 +388,21 @@ class CountedPlans:
         if outline is None:
             self._others.append(plan.counters())
             return
-        if outline.key in self._alike:
-            known, n = self._alike[outline.key]
-            self._alike[outline.key] = known, n + 1
-        else:
-            counters = replace(plan, compared=None).counters()
-            self._alike[outline.key] = counters, 1
+        known = self._alike.get(outline.key)
+        if known is None:
+            known = self._alike[outline.key] = _Counted(replace(plan, compared=None).counters())
+        known.n += 1
         if plan.compared is not None:
             chosen_TK, predicted_TX = (one.ids_on_host_TK for one in plan.compared)
-            alike = self._compared.setdefault((chosen_TK.shape[1], predicted_TX.shape[1]), [])
-            alike.append((chosen_TK, predicted_TX))
+            compared = self._compared.setdefault((chosen_TK.shape[1], predicted_TX.shape[1]), [])
+            compared.append((chosen_TK, predicted_TX))
 
     def counters(self) -> EngineCounters:
         found = [EngineCounters(prefetched_unused=self.prefetched_unused), *self._others]
-        for alike in self._compared.values():
-            chosen_TK, predicted_TX = (np.concatenate(parts) for parts in zip(*alike, strict=True))
+        for compared in self._compared.values():
+            chosen_TK, predicted_TX = (np.concatenate(parts) for parts in zip(*compared, strict=True))
             found.append(EngineCounters(predicted=chosen_TK.size, recalled=n_recalled(chosen_TK, predicted_TX)))
-        for one, n in self._alike.values():
-            counted = {name: value * n for name, value in one if isinstance(value, int)}
+        for alike in self._alike.values():
+            counted = {name: value * alike.n for name, value in alike.counters if isinstance(value, int)}
             found.append(EngineCounters(**counted))
         return EngineCounters.total(found)

@@ -105,20 +105,14 @@ class Schedule:
             is_dense = plan is None
             fetches = plan is not None and step.phase == "decode" and len(plan.transfers) > 0
             first = self._kept((step, is_dense, fetches), partial(self._before_ffn, step, is_dense, fetches))
-            last = self._kept(("end", step.n_tokens, is_dense), partial(self._after_block, step, is_dense))
             n += len(first)
             yield first
-            if plan is not None:
-                block = self._of_block(plan, layer, place_of, reused, n)
-                n += len(block)
-                yield block
-                if step.phase == "decode" and self._most_few is not None:
-                    n_bytes = many_rows_bytes(block, self._most_few)
-                    if n_bytes:
-                        n += 1
-                        yield self._kept(("many rows", n_bytes), partial(self._of_many_rows, n_bytes))
-            n += len(last)
-            yield last
+            if plan is None:
+                rest = self._kept(("dense", step.n_tokens), partial(self._after_block, step, True))
+            else:
+                rest = self._from_block(step, plan, layer, place_of, reused, n)
+            n += len(rest)
+            yield rest
 
     def _kept(self, key: Hashable, make: Callable[[], list[Operation]]) -> tuple[Operation, ...]:
         if key not in self._parts:
@@ -141,12 +135,22 @@ class Schedule:
             steps.add(operation)
         return steps.operations
 
-    def _of_block(
-        self, plan: DispatchPlan, layer: int, place_of: Mapping[int, int], reused: int, n_before: int
+    def _from_block(
+        self,
+        step: PricedStep,
+        plan: DispatchPlan,
+        layer: int,
+        place_of: Mapping[int, int],
+        reused: int,
+        n_before: int,
     ) -> Part:
-        """Plans of equal outline are the same block, where the same is on its way for their layer. place_of: of the
-        layers that computed, by number. reused: which of them this one stands for."""
-        key = self._key(plan, layer, place_of, reused, n_before)
+        """The block and what follows it in its layer.
+
+        Plans of equal outline are the same block, where the same is on its way for their layer. place_of: of the
+        layers that computed, by number. reused: which of them this one stands for.
+        """
+        hangs_on = self._key(plan, layer, place_of, reused, n_before)
+        key = None if hangs_on is None else (hangs_on, step.phase)
         known = None if key is None else self._blocks.get(key)
         if known is not None:
             self._pass(known, layer, n_before)
@@ -156,6 +160,7 @@ class Schedule:
         later = {number: layer + i - reused for number, i in place_of.items()}
         steps = Steps(n_before)
         self._block.add_to(steps, plan, layer, later)
+        steps.extend([*self._many_rows(steps.operations, step), *self._after_block(step, False)])
         left = [(one, number) for one, number in on_the_way.items() if one not in was or was[one] != number]
         if key is None or any(one.expert is not None for one, _ in left):
             return steps.operations
@@ -223,8 +228,12 @@ class Schedule:
         few = unit.kernels["expert_ffn"].few_rows
         return 0.0 if few is None else few.most_flops_per_weight_byte
 
-    def _of_many_rows(self, n_bytes: float) -> list[Operation]:
-        return [Operation("engine", self._rest, "many_rows", moved_bytes=n_bytes)]
+    def _many_rows(self, block: Iterable[Operation], step: PricedStep) -> list[Operation]:
+        """What a token takes besides where its experts get more rows than few."""
+        n_bytes = 0.0
+        if step.phase == "decode" and self._most_few is not None:
+            n_bytes = many_rows_bytes(block, self._most_few)
+        return [Operation("engine", self._rest, "many_rows", moved_bytes=n_bytes)] if n_bytes else []
 
 
 def many_rows_bytes(operations: Iterable[Operation], most_few: float) -> float:
