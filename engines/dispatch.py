@@ -10,7 +10,7 @@ expert in one call), C calls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, overload
 
@@ -254,6 +254,16 @@ class DispatchPlan:
     def outline(self) -> Outline | None:
         """Plans of equal outline cost alike."""
         return outline(self)
+
+    def in_layer(self, layer: int) -> DispatchPlan:
+        """The same of another layer, whose calls alone wait for what travels. It costs alike."""
+        if not len(self.transfers):
+            return self
+        moved = replace(self.transfers, layer_M=np.full(len(self.transfers), layer))
+        found = replace(self, transfers=moved)
+        if self.outline is not None:
+            found.__dict__["outline"] = self.outline._replace(layers=(layer,))
+        return found
 
     @cached_property
     def recalled(self) -> int | None:

@@ -125,6 +125,23 @@ class Residency:
         if len(plan.transfers):
             self._move(layer, plan.transfers)
 
+    def apply_token(
+        self, unit: Unit, first_layer: int, called_LK: Integers, place_X: Integers, comes_X: Booleans
+    ) -> None:
+        """The same of one token in several layers, one after another, whose plans were not made. place_X, comes_X: what
+        happens to whole experts on that unit, in turn: that of a place in [L, E] comes, or goes."""
+        n_layers = len(called_LK)
+        layers = slice(first_layer, first_layer + n_layers)
+        np.put_along_axis(self.last_use_LE[layers], called_LK, self.n_plans_1 + np.arange(1, n_layers + 1)[:, None], 1)
+        self.n_plans_1 += n_layers
+        uses_LE = self.uses_LE[layers]
+        np.put_along_axis(uses_LE, called_LK, np.take_along_axis(uses_LE, called_LK, 1) + 1, 1)
+        if self._n_waiting:
+            for layer, called_K in enumerate(called_LK, first_layer):
+                self.passed(layer, called_K)
+        self._set_whole(unit, place_X, comes_X)
+        self._check_room(unit, first_layer + int(self._n_held_L[unit][layers].argmax()))
+
     def passed(self, layer: int, called_X: Integers) -> None:
         """What was fetched ahead and is called now was not fetched for nothing."""
         if self._n_waiting:
@@ -183,19 +200,22 @@ class Residency:
         comes_X = np.arange(len(event_X)) % 2 == 1
         happens_X = event_X >= 0
         event_X, comes_X = event_X[happens_X], comes_X[happens_X]
+        self._set_whole(unit, event_X, comes_X)
+        self._check_room(unit, layer)
+
+    def _set_whole(self, unit: Unit, event_X: Integers, comes_X: Booleans) -> None:
+        """Experts come whole, or go; the last thing that happens to one is what it comes to."""
         columns_P2 = self._columns_LE2[unit].reshape(-1, 2)
         columns_P2[event_X, 0] = 0
         columns_P2[event_X, 1] = comes_X * self._expert_width
         self._whole_LE[unit].reshape(-1)[event_X] = comes_X
         self._changed(unit, event_X)
-        self._check_room(unit, layer)
 
     def _changed(self, unit: Unit, event_X: Integers) -> None:
         """Counts again what is held of the layers of these experts."""
-        held_LE2, n_held_L = self._columns_LE2[unit], self._n_held_L[unit]
-        for layer in {event // self._shape[1] for event in event_X.tolist()}:
-            first, end = held_LE2[layer].sum(0).tolist()
-            n_held_L[layer] = end - first
+        layers = list({event // self._shape[1] for event in event_X.tolist()})
+        held_XE2 = self._columns_LE2[unit][layers]
+        self._n_held_L[unit][layers] = held_XE2[..., 1].sum(1) - held_XE2[..., 0].sum(1)
 
     def _exchange(
         self, unit: Unit, leaving_M: Integers, arriving_M: Integers, columns_M2: Integers, ahead_M: Booleans

@@ -10,19 +10,34 @@ Legend: L layers with experts, N decoded tokens, K experts of a token, X figures
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
 from engines.calls import Integers
 from engines.dispatch import DispatchPlan
+from engines.pricing.cached import CachedPlans
 from engines.residency import Residency
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.over_ranks import OverRanks
 
 
-class AlikePlans:
+class SharedPlans(Protocol):
     """Of one request. Good only while nothing that experts wait for is on its way."""
+
+    def start_token(self, token: int) -> None: ...
+
+    def known(self, layer: int) -> DispatchPlan | None:
+        """For the token; asked once, layer by layer. None where one must be made."""
+        ...
+
+    def keep(self, layer: int, plan: DispatchPlan) -> None:
+        """What was made then, and ran."""
+        ...
+
+
+class AlikePlans:
+    """Of a technique that leaves lying what lies."""
 
     def __init__(
         self,
@@ -39,26 +54,30 @@ class AlikePlans:
         """By layer, of each token; None where plans cannot be shared."""
         self._of_layer: dict[tuple[int, Hashable], DispatchPlan] = {}
         self._of_kind: dict[Hashable, DispatchPlan] = {}
+        self._token = 0
 
-    def known(self, layer: int, token: int) -> DispatchPlan | None:
-        kind = self._kind(layer, token)
+    def start_token(self, token: int) -> None:
+        self._token = token
+
+    def known(self, layer: int) -> DispatchPlan | None:
+        kind = self._kind(layer)
         if kind is None:
             return None
         plan = self._of_layer.get((layer, kind))
         if plan is None and (other := self._of_kind.get(kind)) is not None:
-            plan = self._of_layer[layer, kind] = _of_layer(other, layer)
+            plan = self._of_layer[layer, kind] = other.in_layer(layer)
         return plan
 
-    def keep(self, layer: int, token: int, plan: DispatchPlan) -> None:
-        kind = self._kind(layer, token)
+    def keep(self, layer: int, plan: DispatchPlan) -> None:
+        kind = self._kind(layer)
         if kind is not None and (not len(plan.transfers) or bool((plan.transfers.layer_M == layer).all())):
             self._of_layer[layer, kind] = self._of_kind[kind] = plan
 
-    def _kind(self, layer: int, token: int) -> Hashable | None:
+    def _kind(self, layer: int) -> Hashable | None:
         if layer not in self._kinds:
             self._kinds[layer] = self._asked(layer)
         kinds = self._kinds[layer]
-        return None if kinds is None else kinds[token]
+        return None if kinds is None else kinds[self._token]
 
     def _asked(self, layer: int) -> list[Hashable] | None:
         said = self._technique.alike_tokens(layer, self._ids_LNK[layer - self._first], self._residency, self._any_order)
@@ -68,18 +87,12 @@ class AlikePlans:
         return [(who, row.tobytes()) for row in np.ascontiguousarray(told_NX)]
 
 
-def alike_plans(
+def shared_plans(
     technique: object, residency: Residency | None, ids_LNK: Integers, first_layer: int, any_order: bool
-) -> AlikePlans | None:
+) -> SharedPlans | None:
     """any_order: as of `OneToken.alike`. None of a technique that says nothing of it."""
     if not isinstance(technique, ComposedTechnique | OverRanks):
         return None
+    if isinstance(technique, ComposedTechnique) and residency is not None and technique.has_cache:
+        return CachedPlans(technique, residency, ids_LNK, first_layer)
     return AlikePlans(technique, residency, ids_LNK, first_layer, any_order)
-
-
-def _of_layer(plan: DispatchPlan, layer: int) -> DispatchPlan:
-    """The same in another layer."""
-    if not len(plan.transfers):
-        return plan
-    moved = replace(plan.transfers, layer_M=np.full(len(plan.transfers), layer))
-    return replace(plan, transfers=moved)

@@ -187,7 +187,8 @@ class Block:
                 if not columns[call][0]:
                     continue
                 number = table.kind_C[call]
-                kind, operation = calls.kinds[number], operation_of(number, columns[call])
+                kind = calls.kinds[number]
+                operation = known[number].get(columns[call]) or operation_of(number, columns[call])
                 after: Sequence[int | None] = ()
                 if travels is not None:
                     # A unit works on one call after another: what the first waited for is there.
@@ -211,6 +212,8 @@ class Block:
         ways = [self._way(link, travels) for link in transfers.links]
         link_M = [0] * len(transfers) if transfers.link_M is None else transfers.link_M.tolist()
         columns = transfers.layer_M.tolist(), transfers.expert_M.tolist(), transfers.n_bytes_M.tolist(), link_M
+        known: dict[tuple[int, int, int], Operation] = {}
+        found: list[Operation] = []
         for of_layer, expert, n_bytes, number in zip(*columns, strict=True):
             awaited, way = later[of_layer], ways[number]
             if awaited >= self._shape.n_layers:
@@ -218,10 +221,16 @@ class Block:
             if way is None:
                 continue
             link, target, as_one = way
-            name = "expert transfer" if awaited == layer else "expert prefetch"
-            known = made(name, link, TRANSFER, moved_bytes=float(n_bytes), aside=True)
+            operation = known.get((awaited, number, n_bytes))
+            if operation is None:
+                name = "expert transfer" if awaited == layer else "expert prefetch"
+                operation = made(name, link, TRANSFER, moved_bytes=float(n_bytes), aside=True)
+                known[awaited, number, n_bytes] = operation
             arrival = Arrival(awaited, target, None if as_one or transfers.as_one else expert)
-            travels.on_the_way[arrival] = steps.add(known)
+            travels.on_the_way[arrival] = steps.next_number + len(found) if n_bytes else None
+            if n_bytes:
+                found.append(operation)
+        steps.extend(found)
 
     @staticmethod
     def _way(link: Link, travels: Travels) -> tuple[str, Unit, bool] | None:

@@ -19,7 +19,7 @@ import torch
 from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Prediction, Routing
-from engines.pricing.alike import AlikePlans, alike_plans
+from engines.pricing.alike import SharedPlans, shared_plans
 from engines.pricing.routing_sources import RoutingSource
 from engines.pricing.schedule import PricedStep
 from engines.profile import Profile
@@ -151,12 +151,14 @@ def played_steps(
     alike = None
     if all_arrived is not None and len(sequences) == 1:
         n_dense = sizes.n_layers - sizes.n_sparse_layers
-        alike = alike_plans(technique, shown.residency, sequences[0][:, n_prompt:], n_dense, any_order)
+        alike = shared_plans(technique, shown.residency, sequences[0][:, n_prompt:], n_dense, any_order)
     for token in range(n_prompt, sequences[0].shape[1]):
         ids_LTK = np.concatenate([one[:, token : token + 1] for one in sequences], axis=1)
         # The first step may fetch what the others find.
         shares = alike is not None and token > n_prompt and all_arrived is not None and all_arrived()
-        others = (alike, token - n_prompt) if alike is not None and shares else None
+        others = alike if shares else None
+        if others is not None:
+            others.start_token(token - n_prompt)
         plans = _planned(technique, shown, ids_LTK, "decode", 0, sizes, foresight, token_plans, others)
         yield PlayedStep(PricedStep(len(sequences), token + 1, "decode", len(sequences)), "decode", plans)
 
@@ -225,9 +227,9 @@ def _planned(
     sizes: ModelSizes,
     foresight: Foresight | None,
     token_plans: TokenPlans,
-    others: tuple[AlikePlans, int] | None = None,
+    others: SharedPlans | None = None,
 ) -> tuple[DispatchPlan | None, ...]:
-    """others: plans of tokens that cost alike, and the number of this one."""
+    """others: plans of tokens that cost alike."""
     shown.start_step(n_left)
     if foresight is not None:
         foresight.start_step(ids_LTK)
@@ -239,7 +241,7 @@ def _planned(
     ids_LTK, is_reused = np.ascontiguousarray(ids_LTK), False
     for layer, ids_TK in enumerate(ids_LTK, n_dense):
         plan = token_plans.known(layer) if is_token else None
-        if plan is None and others is not None and (plan := others[0].known(layer, others[1])) is not None:
+        if plan is None and others is not None and (plan := others.known(layer)) is not None:
             shown.passed(layer, ids_TK)
         if plan is not None:
             is_reused = True
@@ -253,7 +255,7 @@ def _planned(
             if is_token:
                 token_plans.keep(layer, plan)
             if others is not None:
-                others[0].keep(layer, others[1], plan)
+                others.keep(layer, plan)
             is_reused = False
         plans.append(plan)
     return tuple(plans)

@@ -24,11 +24,16 @@ class Steps:
         self.operations: list[Operation] = []
         self._n_before = n_before
 
+    @property
+    def next_number(self) -> int:
+        """Of what is added next."""
+        return self._n_before + len(self.operations)
+
     def add(self, operation: Operation, after: Iterable[int | None] = ()) -> int | None:
         """Its number. after: numbers of those that it waits for besides. Work of size zero is left out: None."""
         if operation.flops == 0 and operation.moved_bytes == 0:
             return None
-        number = self._n_before + len(self.operations)
+        number = self.next_number
         if after:
             backs = {number - one for one in after if one is not None}
             if backs:
@@ -39,4 +44,4 @@ class Steps:
     def extend(self, operations: Sequence[Operation]) -> int:
         """Work that waits for nothing it names; the number of what stands there last."""
         self.operations.extend(operations)
-        return self._n_before + len(self.operations) - 1
+        return self.next_number - 1

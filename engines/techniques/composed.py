@@ -6,7 +6,7 @@ C calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 
@@ -27,6 +27,7 @@ from engines.techniques.exchanges import exchanges_of
 from engines.techniques.layout.capacity import Capacity
 from engines.techniques.layout.exact import Exact, exact_rows
 from engines.techniques.layout.tiers import Tiers
+from engines.techniques.move.caches import Cache
 from engines.techniques.move.nothing import NothingMoves
 from engines.techniques.move.two_buffers import TwoBuffers
 from engines.techniques.one_token import BetweenUnits, ChosenAlone, InGroups, Made, OneToken, OnNdp, OnRanks
@@ -191,6 +192,19 @@ class ComposedTechnique:
         told_NX = known.alike(ids_NK, held_E, any_order)
         return None if told_NX is None else (id(known), told_NX)
 
+    @property
+    def has_cache(self) -> bool:
+        return isinstance(self._move, Cache)
+
+    def cache_of_tokens(self, layers: Iterable[int]) -> Cache | None:
+        """What a decoded token's experts pass through in these layers, which have had one, each with a call of one row,
+        by number. Its plan hangs on nothing but which of them lie there. None where more matters."""
+        alone = [self._known.get(layer) for layer in layers]
+        if not all(isinstance(one, ChosenAlone) and one.is_plain and one.is_sorted for one in alone):
+            return None
+        asks_more = self._route is not None or self.asks.hidden_state or self.asks.counts or self.asks.waits
+        return self._move if isinstance(self._move, Cache) and not asks_more else None
+
     def _one_token(self, seen: LayerInput) -> OneToken | None:
         """What is known of a decode step's calls before its experts are; asked once a layer."""
         if seen.layer not in self._known:
@@ -321,7 +335,13 @@ def _calls(laid: Rows, share: Share, layout: Layout, first_row: int) -> Calls:
     if share.dealt:
         in_turn_C = np.arange(n_calls) % n_pieces
         return Calls(*_columns(calls), laid.starts_C, kinds, in_turn_C, _loads_in_turn(laid, n_pieces))
-    return _joined([Calls(*_columns(calls), laid.starts_C, (kind,), None, laid.weight_loads_C) for kind in kinds])
+    # Each piece has all the calls, one piece after another.
+    distinct = tuple(dict.fromkeys(kinds))
+    kind_C = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64).repeat(n_calls)
+    starts_PC = laid.starts_C + len(laid.expert_S) * np.arange(n_pieces)[:, None]
+    loads_C = None if laid.weight_loads_C is None else np.tile(laid.weight_loads_C, n_pieces)
+    of_segments = (np.tile(column_S, n_pieces) for column_S in _columns(calls))
+    return Calls(*of_segments, starts_PC.reshape(-1), distinct, kind_C, loads_C)
 
 
 def _of_share(laid: Rows, share: Share) -> Rows:

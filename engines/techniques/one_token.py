@@ -64,12 +64,14 @@ class ChosenAlone:
         self._rows = rows_E if callable(rows_E) else None
         known_E = None if callable(rows_E) or rows_E is None or set(rows_E) == {1} else rows_E
         self._rows_E = None if known_E is None else np.array(known_E, dtype=np.int64)
-        self._is_sorted = is_sorted or self._rows_E is not None or self._rows is not None
+        self.is_plain = self._rows is None and self._rows_E is None
+        """Whether each call has one row."""
+        self.is_sorted = is_sorted or not self.is_plain
         self._kinds = (kind,)
 
     def computed(self, seen: LayerInput) -> Computed:
         ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
-        order_K = ids_K.argsort(kind="stable") if self._is_sorted else slice(None)
+        order_K = ids_K.argsort(kind="stable") if self.is_sorted else slice(None)
         expert_S, n_pairs = ids_K[order_K], len(ids_K)
         counting_S, one_S = _counting(n_pairs)
         rows_S = None
@@ -90,9 +92,7 @@ class ChosenAlone:
 
     def alike(self, ids_NK: Integers, held_E: Booleans | None, any_order: bool) -> Integers | None:
         """Which of its experts, as they stand, lie there."""
-        if self._rows is not None or self._rows_E is not None:
-            return None
-        return _held(ids_NK, held_E, self._is_sorted)
+        return _held(ids_NK, held_E, self.is_sorted) if self.is_plain else None
 
 
 class InGroups:

@@ -29,13 +29,14 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from engines.calls import Calls
+from engines.calls import Calls, Integers
 from engines.dispatch import FILE, NO_TRANSFERS, LayerExpert, Link, Prediction, Transfers
 from engines.errors import EngineError, FewSlotsError
 from engines.profile import Profile
 from engines.residency import Booleans, Residency, Slots
 from engines.techniques.base import Moved
 from engines.techniques.context import Asks, BuildContext, LayerInput, ModelSizes, check_slots
+from engines.techniques.move.cache_steps import CacheStep, step_of_layers, step_of_stayers
 from results.records import Record
 
 Evict = Literal["lru", "lfu", "static"]
@@ -125,21 +126,21 @@ class Cache:
     ) -> None:
         """by_use: the least used goes, else the one of longest ago. stays_LE: experts with a slot of their own, beside
         which n_shared slots serve the others; None: all share all."""
-        (self._unit,) = context.units
+        (self.unit,) = context.units
         self.prefetches = prefetches
-        self.asks = Asks(slots={self._unit: slots})
+        self.asks = Asks(slots={self.unit: slots})
         self._is_of_layer = slots.of == "layer"
         self._by_use, self._stays_LE = by_use, stays_LE
         self._shares_LE = None if stays_LE is None else ~stays_LE
         self._stays_L: dict[int, frozenset[int]] = {}
         self._n_shared = slots.n if n_shared is None else n_shared
         self._bytes = context.bytes_to_move
-        self._links = (Link(FILE if self._unit == "cpu" else "cpu", self._unit),)
+        self._links = (Link(FILE if self.unit == "cpu" else "cpu", self.unit),)
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
         assert seen.residency is not None  # it asks for slots
         called_S = calls.expert_S
-        is_hit_S = seen.residency.holds_E(self._unit, seen.layer)[called_S]
+        is_hit_S = seen.residency.holds_E(self.unit, seen.layer)[called_S]
         called = list(dict.fromkeys(called_S.tolist()))
         if is_hit_S.all() and (prediction is None or not self.prefetches):
             return Moved(hits=len(called), misses=0)
@@ -157,6 +158,17 @@ class Cache:
                 goes.extend(LayerExpert(seen.layer, expert) for expert in ran)
             ahead = self._ahead(seen.residency, prediction, goes, n_free)
         return Moved(self._transfers([*fetched, *ahead]), hits=len(called) - len(fetched), misses=len(fetched))
+
+    def step(self, held: Residency, ids_LK: Integers, first_layer: int) -> CacheStep | None:
+        """What one decoded token's experts do in all layers from the first with experts on; None where more matters
+        than `CacheStep` says."""
+        if self.prefetches or self._n_shared < ids_LK.shape[1]:
+            return None
+        held_LE, last_use_LE = held.whole_LE(self.unit)[first_layer:], held.last_use_LE[first_layer:]
+        if self._stays_LE is not None:
+            return step_of_stayers(ids_LK, held_LE, last_use_LE, self._stays_LE[first_layer:], self._n_shared)
+        uses_LE = held.uses_LE[first_layer:] if self._by_use else None
+        return step_of_layers(ids_LK, held_LE, last_use_LE, uses_LE, self._n_shared)
 
     def _stays(self, layer: int) -> frozenset[int]:
         if layer not in self._stays_L:
@@ -178,7 +190,7 @@ class Cache:
     def _ahead(self, held: Residency, prediction: Prediction, goes: deque[LayerExpert], n_free: int) -> list[_Fetch]:
         """Predicted experts that lie in no slot, each with whom it replaces. goes: in the order in which they do."""
         layer, wanted = prediction.layer, _experts(prediction)
-        is_held_E, stays = held.holds_E(self._unit, layer), self._stays(layer)
+        is_held_E, stays = held.holds_E(self.unit, layer), self._stays(layer)
         told = {LayerExpert(layer, expert) for expert in wanted}
         going = deque(place for place in goes if place not in told)
         found: list[_Fetch] = []
@@ -200,7 +212,7 @@ class Cache:
         """What lies in shared slots and is not called, in the order in which it goes, the first of them for whatever is
         called and n_ahead more; and how many slots are free."""
         first, end = (layer, layer + 1) if self._is_of_layer else (0, None)
-        held_LE = held.whole_LE(self._unit)[first:end]
+        held_LE = held.whole_LE(self.unit)[first:end]
         goes_LE = held_LE.copy() if self._shares_LE is None else held_LE & self._shares_LE[first:end]
         n_free = self._n_shared - int(np.count_nonzero(goes_LE))
         goes_LE[layer - first, called] = False
