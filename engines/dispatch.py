@@ -9,9 +9,9 @@ expert in one call), C calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal, NamedTuple, overload
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from devices.base import Unit
-from engines.calls import Calls, Integers, Width, integers
+from engines.calls import CallKind, Calls, Integers, Width, integers
 from engines.foretold import Foretold, foretold, n_recalled
 from engines.outline import Outline, outline
 from results.records import EngineCounters
@@ -218,6 +218,11 @@ class Tally(NamedTuple):
         )
 
 
+@cache
+def _on_unit(kind: CallKind, unit: Unit) -> CallKind:
+    return kind if kind.unit == unit else replace(kind, unit=unit)
+
+
 @dataclass(frozen=True, eq=False)
 class DispatchPlan:
     """Calls over one row space. token_R: source token of each row, -1 for padding; weight_R: 0 for padding.
@@ -263,6 +268,15 @@ class DispatchPlan:
         found = replace(self, transfers=moved)
         if self.outline is not None:
             found.__dict__["outline"] = self.outline._replace(layers=(layer,))
+        return found
+
+    def on_units(self, units: Mapping[Unit, Unit]) -> DispatchPlan:
+        """The same with calls on other units, which cost the same in the place of theirs."""
+        kinds = tuple(_on_unit(kind, units.get(kind.unit, kind.unit)) for kind in self.calls.kinds)
+        exchanges = tuple(replace(one, units=tuple(units.get(u, u) for u in one.units)) for one in self.exchanges)
+        found = replace(self, calls=replace(self.calls, kinds=kinds), exchanges=exchanges)
+        if self.outline is not None:
+            found.__dict__["outline"] = self.outline._replace(units=tuple(units.items()))
         return found
 
     @cached_property

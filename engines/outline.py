@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.base import Unit
+
 if TYPE_CHECKING:
     from engines.calls import Calls
     from engines.dispatch import DispatchPlan
@@ -35,11 +37,16 @@ class Key:
 
 
 class Outline(NamedTuple):
-    """layers: whose calls wait for what travels, ascending. as_one: all of a layer's fill a buffer together."""
+    """layers: whose calls wait for what travels, ascending. as_one: all of a layer's fill a buffer together.
+
+    units: which units stand for which others, that cost the same in their place; but for that the plan is as the one of
+    equal outline without any, and it counts alike.
+    """
 
     key: Hashable
     layers: tuple[int, ...] = ()
     as_one: bool = False
+    units: tuple[tuple[Unit, Unit], ...] = ()
 
 
 def outline(plan: DispatchPlan) -> Outline | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from devices.models.figures import Roofline, SheetFigure
 from devices.models.sheet import load_sheet
 from devices.models.timeline import Timeline
 from engines.base import PhaseEvent
@@ -276,8 +278,17 @@ CACHES = ("lru", "lfu", "static")
 # --- the slow road ---------------------------------------------------------------------------------------------------
 
 
-def slowly(cell: Cell) -> tuple[float, float, EngineCounters]:
-    """TTFT, TPOT and counters with a plan for every token and layer, and every operation run."""
+class Slowly(NamedTuple):
+    """spent: seconds by operation and unit."""
+
+    ttft_s: float
+    tpot_s: float
+    counters: EngineCounters
+    spent: Mapping[tuple[str, str], float]
+
+
+def slowly(cell: Cell) -> Slowly:
+    """With a plan for every token and layer, and every operation run."""
     sizes = sizes_of(cell.shape)
     assert sizes is not None
     foresight = None if cell.recall is None else Foresight(cell.recall, sizes)
@@ -308,7 +319,22 @@ def slowly(cell: Cell) -> tuple[float, float, EngineCounters]:
             timeline.run([lm_head(1, cell.shape, unit_of_rest(cell.sheet, cell.unit))])
             ends_s.append(timeline.now_s())
     counted.append(EngineCounters(prefetched_unused=shown.take_unused()))
-    return ends_s[0], (ends_s[-1] - ends_s[0]) / cell.decode_steps, EngineCounters.total(counted)
+    tpot_s = (ends_s[-1] - ends_s[0]) / cell.decode_steps
+    return Slowly(ends_s[0], tpot_s, EngineCounters.total(counted), timeline.seconds_by_operation())
+
+
+def check_priced(cell: Cell) -> EngineCounters:
+    """That it is priced as slowly; what it counted."""
+    slow, priced = slowly(cell), price_cell(cell)
+    assert priced.ttft_s == pytest.approx(slow.ttft_s, rel=1e-12)
+    assert priced.tpot_s == pytest.approx(slow.tpot_s, rel=1e-12)
+    assert priced.counters == slow.counters
+    spent: dict[tuple[str, str], float] = {}
+    for phase in priced.phases:
+        for key, seconds in phase.spent.items():
+            spent[key] = spent.get(key, 0.0) + seconds
+    assert spent == pytest.approx({key: seconds for key, seconds in slow.spent.items() if seconds}, rel=1e-9)
+    return slow.counters
 
 
 @pytest.mark.parametrize(
@@ -329,39 +355,43 @@ def test_what_is_priced_once_is_what_each_token_and_layer_would_take(sheet: str,
         cell = replace(cell, ranks=2, backbone="rank:0")
     if cell.technique.choices.route.kind == "predicted":
         cell = replace(cell, recall=0.7)
-    ttft_s, tpot_s, counters = slowly(cell)
-    priced = price_cell(cell)
-    assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
-    assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
-    assert priced.counters == counters
+    check_priced(cell)
 
 
 def test_experts_that_lie_there_from_the_start_are_priced_once_too() -> None:
     """As of `moe-ondemand` in a table: some of each token's experts are there, and the others pass through."""
     move = FetchParameters(gpu_slots=90, stay="first")
     custom = CustomParameters(backbone="gpu", place=OneUnitParameters(unit="gpu"), move=move)
-    cell = replace(cell_of("on-demand", "rtx5080-ndp"), technique=custom, decode_steps=40)
-    ttft_s, tpot_s, counters = slowly(cell)
-    priced = price_cell(cell)
+    counters = check_priced(replace(cell_of("on-demand", "rtx5080-ndp"), technique=custom, decode_steps=40))
     assert counters.hits
     assert counters.misses
-    assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
-    assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
-    assert priced.counters == counters
 
 
-@pytest.mark.parametrize("stands_in", [False, True])
-def test_units_side_by_side_are_priced_once_in_whatever_order_they_are_called(stands_in: bool) -> None:
-    """As of `monde` in a table: some experts lie on the GPU, some are fetched, the others stay on six units. Where one
-    unit stands in for the others, calls are one after another, and their order matters."""
+@pytest.mark.parametrize("units", ["alike", "one stands in for the others", "one is slower", "one has another link"])
+def test_units_side_by_side_are_priced_once_in_whatever_order_they_are_called(units: str) -> None:
+    """As of `monde` in a table: some experts lie on the GPU, some are fetched, the others stay on six units.
+
+    Where one unit stands in for the others, calls are one after another, and their order matters. Where one is not as
+    the others, it matters which of them are called.
+    """
     sheet = load_sheet("rtx5080-ndp")
-    if stands_in:
-        sheet = sheet.model_copy(update={"stands_in": {f"ndp:{i}": "ndp:0" for i in range(1, 6)}})
-    cell = replace(cell_of("monde", gpu_slots=60, stay="first"), sheet=sheet, decode_steps=200)
-    ttft_s, tpot_s, counters = slowly(cell)
-    priced = price_cell(cell)
+    names = [f"ndp:{i}" for i in range(6)]
+    if units == "one stands in for the others":
+        sheet = sheet.model_copy(update={"stands_in": dict.fromkeys(names[1:], names[0])})
+    elif units == "one is slower":
+        slower = Roofline(
+            bytes_per_s=SheetFigure(value=60e9, kind="assumed", origin="of this test"),
+            flops_per_s=SheetFigure(value=60e9, kind="assumed", origin="of this test"),
+        )
+        other = sheet.units["ndp:2"].model_copy(update={"roofline": slower})
+        sheet = sheet.model_copy(update={"units": {**sheet.units, "ndp:2": other}})
+    elif units == "one has another link":
+        pcie = sheet.links["pcie"]
+        links = {"pcie": pcie.model_copy(update={"source": ("cpu", *names[:5])})}
+        sheet = sheet.model_copy(update={"links": {**links, "own": pcie.model_copy(update={"source": (names[5],)})}})
+    assert sheet.are_alike(names) is (units in ("alike", "one stands in for the others"))
+    counters = check_priced(
+        replace(cell_of("monde", gpu_slots=60, stay="first"), sheet=sheet, decode_steps=200),
+    )
     assert counters.hits
     assert counters.misses
-    assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
-    assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
-    assert priced.counters == counters

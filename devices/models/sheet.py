@@ -165,6 +165,20 @@ class Sheet(Record):
                 return name + BACK if direction == "back" and link.kind == "duplex" else name
         return None
 
+    def are_alike(self, units: Sequence[Unit]) -> bool:
+        """Whether these units, all of the sheet's own, have the same figures, and the same links with all others."""
+        first, *others = units
+        rest = [unit for unit in self.units if unit not in units]
+        return all(
+            self.units[one] == self.units[first]
+            and all(
+                self.resource_between(*way) == self.resource_between(*of_first)
+                for unit in rest
+                for way, of_first in (((one, unit), (first, unit)), ((unit, one), (unit, first)))
+            )
+            for one in others
+        )
+
     def link_of(self, resource: str) -> LinkSheet | None:
         """None of a unit."""
         return self.links.get(resource.removesuffix(BACK))

@@ -9,17 +9,22 @@ Legend: L layers with experts, N decoded tokens, K experts of a token, X figures
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from itertools import compress
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from devices.base import Unit
 from engines.calls import Integers
 from engines.dispatch import DispatchPlan
 from engines.pricing.cached import CachedPlans
 from engines.residency import Residency
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.over_ranks import OverRanks
+
+Interchange = Callable[[Sequence[Unit]], bool]
+"""Whether units cost the same in each other's place."""
 
 
 class SharedPlans(Protocol):
@@ -36,6 +41,13 @@ class SharedPlans(Protocol):
         ...
 
 
+class _Kind(NamedTuple):
+    """told: what plans hang on, but for which units they are on where those cost the same."""
+
+    told: Hashable
+    units: tuple[Unit, ...]
+
+
 class AlikePlans:
     """Of a technique that leaves lying what lies."""
 
@@ -46,14 +58,17 @@ class AlikePlans:
         ids_LNK: Integers,
         first_layer: int,
         any_order: bool,
+        interchange: Interchange,
     ) -> None:
-        self._any_order = any_order
+        self._any_order, self._interchange = any_order, interchange
         self._technique, self._residency = technique, residency
-        self._ids_LNK, self._first = ids_LNK, first_layer
-        self._kinds: dict[int, list[Hashable] | None] = {}
+        self._ids_LNK, self._first_layer = ids_LNK, first_layer
+        self._kinds: dict[int, list[_Kind] | None] = {}
         """By layer, of each token; None where plans cannot be shared."""
-        self._of_layer: dict[tuple[int, Hashable], DispatchPlan] = {}
-        self._of_kind: dict[Hashable, DispatchPlan] = {}
+        self._of_layer: dict[tuple[int, _Kind], DispatchPlan] = {}
+        self._of_kind: dict[_Kind, DispatchPlan] = {}
+        self._first: dict[Hashable, tuple[DispatchPlan, tuple[Unit, ...]]] = {}
+        """Of those that are told alike, the one that was made first, and the units that it is on."""
         self._token = 0
 
     def start_token(self, token: int) -> None:
@@ -64,35 +79,52 @@ class AlikePlans:
         if kind is None:
             return None
         plan = self._of_layer.get((layer, kind))
-        if plan is None and (other := self._of_kind.get(kind)) is not None:
+        if plan is None and (other := self._of_any_layer(kind)) is not None:
             plan = self._of_layer[layer, kind] = other.in_layer(layer)
+        return plan
+
+    def _of_any_layer(self, kind: _Kind) -> DispatchPlan | None:
+        plan = self._of_kind.get(kind)
+        if plan is None and kind.told in self._first:
+            first, units = self._first[kind.told]
+            plan = self._of_kind[kind] = first.on_units(dict(zip(units, kind.units, strict=True)))
         return plan
 
     def keep(self, layer: int, plan: DispatchPlan) -> None:
         kind = self._kind(layer)
         if kind is not None and (not len(plan.transfers) or bool((plan.transfers.layer_M == layer).all())):
             self._of_layer[layer, kind] = self._of_kind[kind] = plan
+            self._first[kind.told] = plan, kind.units
 
-    def _kind(self, layer: int) -> Hashable | None:
+    def _kind(self, layer: int) -> _Kind | None:
         if layer not in self._kinds:
             self._kinds[layer] = self._asked(layer)
         kinds = self._kinds[layer]
         return None if kinds is None else kinds[self._token]
 
-    def _asked(self, layer: int) -> list[Hashable] | None:
-        said = self._technique.alike_tokens(layer, self._ids_LNK[layer - self._first], self._residency, self._any_order)
+    def _asked(self, layer: int) -> list[_Kind] | None:
+        said = self._technique.alike_tokens(
+            layer, self._ids_LNK[layer - self._first_layer], self._residency, self._any_order, self._interchange
+        )
         if said is None:
             return None
-        who, told_NX = said
-        return [(who, row.tobytes()) for row in np.ascontiguousarray(told_NX)]
+        told = [(said.of, row.tobytes()) for row in np.ascontiguousarray(said.told_NX)]
+        if said.on_NU is None:
+            return [_Kind(one, ()) for one in told]
+        return [_Kind(one, tuple(compress(said.units, on_U))) for one, on_U in zip(told, said.on_NU, strict=True)]
 
 
 def shared_plans(
-    technique: object, residency: Residency | None, ids_LNK: Integers, first_layer: int, any_order: bool
+    technique: object,
+    residency: Residency | None,
+    ids_LNK: Integers,
+    first_layer: int,
+    any_order: bool,
+    interchange: Interchange,
 ) -> SharedPlans | None:
-    """any_order: as of `OneToken.alike`. None of a technique that says nothing of it."""
+    """any_order, interchange: as of `ComposedTechnique.alike_tokens`. None of a technique that says nothing of it."""
     if not isinstance(technique, ComposedTechnique | OverRanks):
         return None
     if isinstance(technique, ComposedTechnique) and residency is not None and technique.has_cache:
         return CachedPlans(technique, residency, ids_LNK, first_layer)
-    return AlikePlans(technique, residency, ids_LNK, first_layer, any_order)
+    return AlikePlans(technique, residency, ids_LNK, first_layer, any_order, interchange)

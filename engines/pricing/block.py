@@ -187,19 +187,20 @@ class Block:
                 if not columns[call][0]:
                     continue
                 number = table.kind_C[call]
-                kind = calls.kinds[number]
+                unit = calls.kinds[number].unit
                 operation = known[number].get(columns[call]) or operation_of(number, columns[call])
                 after: Sequence[int | None] = ()
                 if travels is not None:
                     # A unit works on one call after another: what the first waited for is there.
-                    if (operation.unit, kind.unit) not in waited:
-                        waited.add((operation.unit, kind.unit))
-                        after = waits.get(kind.unit, ())
-                    if own_experts := arriving.get(kind.unit):
+                    if (operation.unit, unit) not in waited:
+                        waited.add((operation.unit, unit))
+                        after = waits.get(unit, ())
+                    if own_experts := arriving.get(unit):
                         segment = starts_C[call]
                         called = expert_S[segment : segment + table.n_experts_C[call]]
                         there = [own_experts.pop(expert) for expert in called if expert in own_experts]
-                        after = [*after, *(travels.on_the_way.pop(one) for one in there)]
+                        if there:
+                            after = [*after, *map(travels.on_the_way.pop, there)]
                 last[operation.unit] = steps.add(operation, after)
         return last
 

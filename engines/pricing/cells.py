@@ -6,7 +6,7 @@ that of a run on a modelled device (`engines.pricing.schedule`, `devices.models.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -234,6 +234,7 @@ def price_cell(cell: Cell) -> PricedCell:
             own_predictions=False,
             all_arrived=pricing.all_arrived,
             any_order=pricing.any_order,
+            interchange=pricing.interchange,
         ):
             pricing.add(played)
         prefetched_unused = shown.take_unused()
@@ -296,7 +297,8 @@ class _Pricing:
         self._cell, self._timeline = cell, RepeatingTimeline(cell.sheet)
         limit, self._travels = cell.sheet.graph_bytes_limit, Travels(cell.sheet)
         self._schedule = Schedule(cell.shape, cell.unit, None if limit is None else limit.value, self._travels)
-        self._head = (lm_head(cell.batch, cell.shape, unit_of_rest(cell.sheet, cell.unit)),)
+        self._rest = unit_of_rest(cell.sheet, cell.unit)
+        self._head = (lm_head(cell.batch, cell.shape, self._rest),)
 
     def start(self) -> None:
         """A request."""
@@ -329,6 +331,10 @@ class _Pricing:
         """Whether units that work side by side cost the same in whatever order they are called: not where one stands
         in for another, nor where launches queue."""
         return not self._cell.sheet.stands_in and not self._timeline.has_queues
+
+    def interchange(self, units: Sequence[Unit]) -> bool:
+        """Whether units that only compute experts cost the same in each other's place."""
+        return self._rest not in units and self._cell.unit not in units and self._cell.sheet.are_alike(units)
 
     def _take_arrived(self) -> None:
         if self._timeline.is_at_rest:

@@ -19,7 +19,7 @@ import torch
 from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Prediction, Routing
-from engines.pricing.alike import SharedPlans, shared_plans
+from engines.pricing.alike import Interchange, SharedPlans, shared_plans
 from engines.pricing.routing_sources import RoutingSource
 from engines.pricing.schedule import PricedStep
 from engines.profile import Profile
@@ -130,6 +130,7 @@ def played_steps(
     own_predictions: bool = True,
     all_arrived: Callable[[], bool] | None = None,
     any_order: bool = False,
+    interchange: Interchange = lambda units: False,
 ) -> Iterator[PlayedStep]:
     """One request for each sequence, together: prompts one after another in chunks, then a token of each in each step.
 
@@ -137,7 +138,7 @@ def played_steps(
     tokens of which are its prompt; all of the same length. own_predictions: whether each plan has what was predicted
     for its own token; else it may have that of another, of which as much came true.
     all_arrived: whether nothing is on its way that single experts wait for: then tokens whose plans cost alike have the
-    same one; None: each has its own. any_order: then, as of `OneToken.alike`.
+    same one; None: each has its own. any_order, interchange: then, as of `ComposedTechnique.alike_tokens`.
     """
     shown.start_request()
     token_plans = TokenPlans(technique, None if own_predictions else foresight)
@@ -151,7 +152,7 @@ def played_steps(
     alike = None
     if all_arrived is not None and len(sequences) == 1:
         n_dense = sizes.n_layers - sizes.n_sparse_layers
-        alike = shared_plans(technique, shown.residency, sequences[0][:, n_prompt:], n_dense, any_order)
+        alike = shared_plans(technique, shown.residency, sequences[0][:, n_prompt:], n_dense, any_order, interchange)
     for token in range(n_prompt, sequences[0].shape[1]):
         ids_LTK = np.concatenate([one[:, token : token + 1] for one in sequences], axis=1)
         # The first step may fetch what the others find.

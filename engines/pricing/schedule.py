@@ -16,7 +16,7 @@ Legend: T tokens of the chunk, L keys in the cache after it, H model width, I ex
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -84,6 +84,8 @@ class Schedule:
         self._parts: dict[Hashable, tuple[Operation, ...]] = {}
         self._blocks: dict[Hashable, _Known] = {}
         """By outlines."""
+        self._moved: dict[tuple[int, Unit], tuple[Operation, Operation]] = {}
+        """By the identity of an operation, which is kept, and a unit: the same on that unit."""
 
     def parts(self, step: PricedStep, plans: Sequence[DispatchPlan | None], n_before: int = 0) -> Iterator[Part]:
         """As of `operations`, one after another; each begins in the line."""
@@ -150,8 +152,11 @@ class Schedule:
         layers that computed, by number. reused: which of them this one stands for.
         """
         hangs_on = self._key(plan, layer, place_of, reused, n_before)
-        key = None if hangs_on is None else (hangs_on, step.phase)
+        units = () if plan.outline is None else plan.outline.units
+        key = None if hangs_on is None else (hangs_on, step.phase, units)
         known = None if key is None else self._blocks.get(key)
+        if known is None and units and (other := self._blocks.get((hangs_on, step.phase, ()))) is not None:
+            known = self._blocks[key] = other._replace(operations=self._on_units(other.operations, dict(units)))
         if known is not None:
             self._pass(known, layer, n_before)
             return known.operations
@@ -170,6 +175,19 @@ class Schedule:
         taken = tuple(one.unit for one in was if one not in on_the_way)
         self._blocks[key] = _Known(tuple(steps.operations), taken, tuple(sends))
         return self._blocks[key].operations
+
+    def _on_units(self, operations: Sequence[Operation], units: Mapping[Unit, Unit]) -> tuple[Operation, ...]:
+        """The same on other units."""
+        found = []
+        for one in operations:
+            unit = units.get(one.unit, one.unit)
+            if unit != one.unit:
+                key = id(one), unit
+                if key not in self._moved:
+                    self._moved[key] = one, replace(one, unit=unit)
+                one = self._moved[key][1]
+            found.append(one)
+        return tuple(found)
 
     def _key(self, plan: DispatchPlan, layer: int, place_of: Mapping[int, int], reused: int, n_before: int) -> Hashable:
         """What the operations of a block hang on; None where more matters than is told."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -29,15 +29,14 @@ class Steps:
         """Of what is added next."""
         return self._n_before + len(self.operations)
 
-    def add(self, operation: Operation, after: Iterable[int | None] = ()) -> int | None:
+    def add(self, operation: Operation, after: Sequence[int | None] = ()) -> int | None:
         """Its number. after: numbers of those that it waits for besides. Work of size zero is left out: None."""
         if operation.flops == 0 and operation.moved_bytes == 0:
             return None
         number = self.next_number
-        if after:
-            backs = {number - one for one in after if one is not None}
-            if backs:
-                operation = _waiting(operation, tuple(sorted(backs)) if len(backs) > 1 else tuple(backs))
+        backs = [number - one for one in after if one is not None] if after else ()
+        if backs:
+            operation = _waiting(operation, tuple(sorted(set(backs)) if len(backs) > 1 else backs))
         self.operations.append(operation)
         return number
 

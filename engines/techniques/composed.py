@@ -6,7 +6,7 @@ C calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 
@@ -30,7 +30,16 @@ from engines.techniques.layout.tiers import Tiers
 from engines.techniques.move.caches import Cache
 from engines.techniques.move.nothing import NothingMoves
 from engines.techniques.move.two_buffers import TwoBuffers
-from engines.techniques.one_token import BetweenUnits, ChosenAlone, InGroups, Made, OneToken, OnNdp, OnRanks
+from engines.techniques.one_token import (
+    AlikeTokens,
+    BetweenUnits,
+    ChosenAlone,
+    InGroups,
+    Made,
+    OneToken,
+    OnNdp,
+    OnRanks,
+)
 from engines.techniques.place.hosts import GPU, BetweenTwo
 from engines.techniques.place.ndp import Ndp
 from engines.techniques.place.ranks import Ranks
@@ -174,11 +183,16 @@ class ComposedTechnique:
         return said if said is None or n_whole else replace(said, widths=widths, hidden=hidden)
 
     def alike_tokens(
-        self, layer: int, ids_NK: Integers, residency: Residency | None, any_order: bool
-    ) -> tuple[int, Integers] | None:
-        """What plans of decoded tokens hang on that are made token by token, of a layer that has had one: [N, X]. Those
-        of equal rows cost and count alike, as long as the same lies in the same places. Rows of several layers compare
-        where the number beside them is the same. any_order: as of `OneToken.alike`. None where more matters.
+        self,
+        layer: int,
+        ids_NK: Integers,
+        residency: Residency | None,
+        any_order: bool,
+        interchange: Callable[[Sequence[Unit]], bool],
+    ) -> AlikeTokens | None:
+        """What plans of decoded tokens hang on that are made token by token, of a layer that has had one. Those of
+        equal rows cost and count alike, as long as the same lies in the same places. any_order: as of `OneToken.alike`.
+        interchange: whether units cost the same in each other's place. None where more matters.
         """
         known = self._known.get(layer)
         stays = self._move is None or self._move.keeps_what_lies
@@ -190,7 +204,12 @@ class ComposedTechnique:
                 return None
             held_E = residency.holds_E(GPU, layer)
         told_NX = known.alike(ids_NK, held_E, any_order)
-        return None if told_NX is None else (id(known), told_NX)
+        if told_NX is None:
+            return None
+        if isinstance(known, BetweenUnits) and len(known.others) > 1 and interchange(known.others):
+            told_NX, on_NU = known.interchanged(told_NX)
+            return AlikeTokens(id(known), told_NX, known.others, on_NU)
+        return AlikeTokens(id(known), told_NX)
 
     @property
     def has_cache(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from devices.base import Unit
 from engines.calls import CallKind, Calls, Integers
 from engines.dispatch import Exchange
 from engines.residency import Booleans
@@ -39,6 +40,19 @@ class Made(NamedTuple):
 
     calls: Calls
     exchanges: tuple[Exchange, ...]
+
+
+class AlikeTokens(NamedTuple):
+    """of: whose answer it is; rows of the same compare, whatever their layer. told_NX: tokens of equal rows cost alike.
+
+    units, on_NU: of units that cost the same in each other's place, which those are that each token's calls are on. A
+    row leaves out which these are: the first of them stands for the first, and so on.
+    """
+
+    of: int
+    told_NX: Integers
+    units: tuple[Unit, ...] = ()
+    on_NU: Booleans | None = None
 
 
 class OneToken(Protocol):
@@ -234,6 +248,18 @@ class BetweenUnits:
         )
         told_NX = np.where(piece_NX == 0, -comes_NX, piece_NX)
         return np.take_along_axis(told_NX, piece_NX.argsort(axis=1, kind="stable"), axis=1)
+
+    @property
+    def others(self) -> tuple[Unit, ...]:
+        return self._place.others
+
+    def interchanged(self, told_NX: Integers) -> tuple[Integers, Booleans]:
+        """What `alike` tells, where the others cost the same in each other's place, and which of them each token's
+        calls are on."""
+        is_other_NX = told_NX > 0
+        is_next_NX = is_other_NX & (np.diff(told_NX, axis=1, prepend=0) > 0)  # they stand behind the GPU's, ascending
+        on_NU = (told_NX[:, :, None] == np.arange(1, self._place.n_others + 1)).any(1)
+        return np.where(is_other_NX, is_next_NX.cumsum(1), np.sign(told_NX)), on_NU
 
 
 class OnRanks:

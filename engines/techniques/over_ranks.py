@@ -16,12 +16,13 @@ Legend: T tokens of the step, K experts per token, E experts, N ranks, H model w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.base import Unit
 from engines.calls import Integers, Width
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Exchange
@@ -29,6 +30,7 @@ from engines.residency import Residency
 from engines.techniques.base import Technique
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import ChunkPhase, LayerInput
+from engines.techniques.one_token import AlikeTokens
 from engines.techniques.place.ranks import Held, RankExchange, Ranks, RouterGather, unit_of
 from engines.techniques.place.units import slices
 
@@ -113,12 +115,17 @@ class OverRanks:
         return None
 
     def alike_tokens(
-        self, layer: int, ids_NK: Integers, residency: Residency | None, any_order: bool
-    ) -> tuple[int, Integers] | None:
+        self,
+        layer: int,
+        ids_NK: Integers,
+        residency: Residency | None,
+        any_order: bool,
+        interchange: Callable[[Sequence[Unit]], bool],
+    ) -> AlikeTokens | None:
         """As of the technique: a decoded token's sums do not hang on its experts."""
         technique = self._technique
         return (
-            technique.alike_tokens(layer, ids_NK, residency, any_order)
+            technique.alike_tokens(layer, ids_NK, residency, any_order, interchange)
             if isinstance(technique, ComposedTechnique)
             else None
         )

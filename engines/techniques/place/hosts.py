@@ -181,7 +181,7 @@ class BetweenTwo:
         self._prices = prices
         self._on_gpu = on_gpu
         self.overlaps = overlaps
-        self.n_others = len(prices.others)
+        self.others, self.n_others = prices.others, len(prices.others)
         pieces = tuple(Piece(unit, overlaps=overlaps) for unit in (GPU, *prices.others))
         self._whole = Share(pieces, exact=True, visited=visited)
         self._of_token: dict[tuple[int, int, bool], Booleans] = {}
