@@ -109,10 +109,11 @@ class Schedule:
             first = self._kept((step, is_dense, fetches), partial(self._before_ffn, step, is_dense, fetches))
             n += len(first)
             yield first
-            if plan is None:
-                rest = self._kept(("dense", step.n_tokens), partial(self._after_block, step, True))
-            else:
-                rest = self._from_block(step, plan, layer, place_of, reused, n)
+            rest: Part = (
+                self._kept(("dense", step.n_tokens), partial(self._after_block, step, True))
+                if plan is None
+                else self._from_block(step, plan, layer, place_of, reused, n)
+            )
             n += len(rest)
             yield rest
 
