@@ -109,7 +109,9 @@ def test_a_cache_too_small_for_a_token_is_asked_one_by_one() -> None:
     for layer, ids_TK in enumerate(ids_LTK[:, :1], 1):
         seen = shown.layer(layer, "decode", routing_of(np.ascontiguousarray(ids_TK), E), None, None)
         shown.ran(seen, technique.plan(seen))
-    shared = shared_plans(technique, shown.residency, ids_LTK[:, 1:], 1, any_order=True, interchange=lambda units: False)
+    shared = shared_plans(
+        technique, shown.residency, ids_LTK[:, 1:], 1, any_order=True, interchange=lambda units: False
+    )
     assert isinstance(shared, CachedPlans)
     shared.start_token(0)
     assert shared.known(1) is None

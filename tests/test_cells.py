@@ -18,7 +18,6 @@ from engines.calls import Integers
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint
 from engines.observers import SparseLayerStep
-from engines.pricing.block import Travels
 from engines.pricing.cells import Cell, PricedCell, build, parameters, price_cell
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
@@ -26,6 +25,7 @@ from engines.pricing.played import Foresight, routing_of
 from engines.pricing.routing_sources import Purpose, UniformRouting
 from engines.pricing.schedule import PricedStep, lm_head, operations, unit_of_rest
 from engines.pricing.shapes import NAMED_SHAPES, own_shape, sizes_of
+from engines.pricing.travels import Travels
 from engines.reference import ReferenceEngine
 from engines.shown import Shown
 from engines.techniques.context import ChunkPhase, ModelSizes

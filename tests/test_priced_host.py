@@ -13,9 +13,9 @@ from devices.models.sheet import Sheet, parse_sheet
 from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall
 from engines.dispatch import FILE, DispatchPlan, Transfer, Transfers
-from engines.pricing.block import Travels
 from engines.pricing.schedule import PricedStep, operations
 from engines.pricing.shapes import ModelShape
+from engines.pricing.travels import Travels
 from tests.toy_sheet import figure
 
 SHAPE = ModelShape("toy", 2, 8, 2, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)

@@ -6,27 +6,24 @@ that of a run on a modelled device (`engines.pricing.schedule`, `devices.models.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-
-import numpy as np
 
 from devices.base import Unit
 from devices.models.repeating import RepeatingTimeline
 from devices.models.sheet import Sheet
 from devices.models.terms import Term
 from engines.calls import Integers
-from engines.dispatch import DispatchPlan
 from engines.errors import EngineError, NoRoomError
-from engines.foretold import n_recalled
-from engines.pricing.block import Travels
 from engines.pricing.costs import SheetCosts
+from engines.pricing.counted_plans import CountedPlans
 from engines.pricing.played import Foresight, PlayedStep, dense_steps, played_steps, profile_of_source
 from engines.pricing.room import lacks_room
 from engines.pricing.routing_sources import RoutingSource
 from engines.pricing.schedule import Schedule, lm_head, unit_of_rest
 from engines.pricing.shapes import ModelShape, sizes_of
+from engines.pricing.travels import Travels
 from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ModelSizes
@@ -369,46 +366,3 @@ class _Pricing:
             self._timeline.take_use(),
             self._counted[phase].counters(),
         )
-
-
-@dataclass
-class _Counted:
-    """Of a plan that n were like."""
-
-    counters: EngineCounters
-    n: int = 0
-
-
-class CountedPlans:
-    """Counters of many plans; those of equal outline are counted once."""
-
-    def __init__(self) -> None:
-        self._alike: dict[Hashable, _Counted] = {}
-        self._others: list[EngineCounters] = []
-        self._compared: dict[tuple[int, int], list[tuple[Integers, Integers]]] = {}
-        """Experts that were chosen, and those that had been predicted, by how many of each a token has."""
-        self.prefetched_unused: int | None = None
-
-    def add(self, plan: DispatchPlan) -> None:
-        outline = plan.outline
-        if outline is None:
-            self._others.append(plan.counters())
-            return
-        known = self._alike.get(outline.key)
-        if known is None:
-            known = self._alike[outline.key] = _Counted(replace(plan, compared=None).counters())
-        known.n += 1
-        if plan.compared is not None:
-            chosen_TK, predicted_TX = (one.ids_on_host_TK for one in plan.compared)
-            compared = self._compared.setdefault((chosen_TK.shape[1], predicted_TX.shape[1]), [])
-            compared.append((chosen_TK, predicted_TX))
-
-    def counters(self) -> EngineCounters:
-        found = [EngineCounters(prefetched_unused=self.prefetched_unused), *self._others]
-        for compared in self._compared.values():
-            chosen_TK, predicted_TX = (np.concatenate(parts) for parts in zip(*compared, strict=True))
-            found.append(EngineCounters(predicted=chosen_TK.size, recalled=n_recalled(chosen_TK, predicted_TX)))
-        for alike in self._alike.values():
-            counted = {name: value * alike.n for name, value in alike.counters if isinstance(value, int)}
-            found.append(EngineCounters(**counted))
-        return EngineCounters.total(found)

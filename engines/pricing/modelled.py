@@ -18,9 +18,9 @@ from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.model.tokenizer import Tokenizer
 from engines.observers import StepObserver, StepPhase
-from engines.pricing.block import Travels
 from engines.pricing.schedule import PricedStep, Schedule, lm_head, unit_of_rest
 from engines.pricing.shapes import ModelShape
+from engines.pricing.travels import Travels
 from engines.profile import Profile
 from engines.techniques.context import ModelSizes
 from results.environments import Road

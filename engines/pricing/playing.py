@@ -21,13 +21,13 @@ from engines.model.tokenizer import Tokenizer
 from engines.observers import StepObserver
 from engines.pricing.cells import (
     Cell,
-    CountedPlans,
     build,
     check_places_nothing,
     drawn,
     foresight_of,
     lacks_room_for,
 )
+from engines.pricing.counted_plans import CountedPlans
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.played import PlayedStep, dense_steps, played_steps, routing_of
 from engines.pricing.shapes import sizes_of

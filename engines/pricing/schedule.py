@@ -26,9 +26,10 @@ from devices.models.operation import Operation
 from devices.models.sheet import Sheet
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.pricing.block import Arrival, Block, Travels, residual, row_bytes
+from engines.pricing.block import Block, residual, row_bytes
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
+from engines.pricing.travels import Arrival, Travels
 from engines.techniques.context import ChunkPhase
 
 NUMBER_BYTES = 8

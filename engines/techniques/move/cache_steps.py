@@ -2,14 +2,14 @@
 
 The rules are those of `engines.techniques.move.caches`, which decides layer by layer and says the same. Only for
 tokens whose experts all find room beside each other, which a cache of top_k slots or more always has, and without
-predictions.
+predictions. A token's experts stand by number.
 
 Legend: L layers with experts, E experts, K experts of the token, S slots that all layers share, X what happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,27 +65,29 @@ def step_of_stayers(
     place_LK = ids_LK + n_experts * np.arange(len(ids_LK))[:, None]
     place_S = (held_LE & ~stays_LE).reshape(-1).nonzero()[0]
     shared = dict.fromkeys(place_S[last_use_LE.reshape(-1)[place_S].argsort(kind="stable")].tolist())
+    first_stays_LK = stays_LK & ~hits_LK
     happens: list[tuple[int, bool]] = []
-    ends, n_free = [], n_shared - len(shared)
-    for row, (places, stays) in enumerate(zip(place_LK.tolist(), stays_LK.tolist(), strict=True)):
-        own = []
-        for k, (place, is_staying) in enumerate(zip(places, stays, strict=True)):
-            if not is_staying:
-                own.append(place)
-                hits_LK[row, k] = place in shared
-            elif not hits_LK[row, k]:
-                happens.append((place, True))
-        if own:
-            n_free = _share(shared, own, n_free, happens)
+    ends, hits, n_free = [], list[bool](), n_shared - len(shared)
+    for staying, passing in zip(_by_row(place_LK, first_stays_LK), _by_row(place_LK, ~stays_LK), strict=True):
+        happens += [(place, True) for place in staying]
+        if passing:
+            hits += [place in shared for place in passing]
+            n_free = _share(shared, passing, n_free, happens)
         ends.append(len(happens))
+    hits_LK[~stays_LK] = hits
     place_X, comes_X = np.array(happens, dtype=np.int64).reshape(-1, 2).T
     return CacheStep(hits_LK, place_X, comes_X > 0, np.array(ends))
 
 
-def _share(shared: dict[int, None], called: Iterable[int], n_free: int, happens: list[tuple[int, bool]]) -> int:
-    """Those that are called are in shared slots from now on, the latest, by number; how many slots are free then.
-    shared: in the order in which they go."""
-    called = sorted(called)
+def _by_row(place_LK: Integers, chosen_LK: Booleans) -> Iterator[list[int]]:
+    """Those that are chosen in each row."""
+    places, ends = place_LK[chosen_LK].tolist(), chosen_LK.sum(1).cumsum().tolist()
+    return (places[first:end] for first, end in zip([0, *ends], ends, strict=False))
+
+
+def _share(shared: dict[int, None], called: Sequence[int], n_free: int, happens: list[tuple[int, bool]]) -> int:
+    """Those that are called, in ascending order, are in shared slots from now on, the latest; how many slots are free
+    then. shared: in the order in which they go."""
     misses = [place for place in called if place not in shared]
     n_given_up = max(len(misses) - n_free, 0)
     if n_given_up:

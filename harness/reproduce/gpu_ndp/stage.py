@@ -22,10 +22,10 @@ from devices.models.operation import operation_seconds
 from devices.models.sheet import Sheet
 from devices.models.timeline import Timeline
 from engines.dispatch import LayerExpert, Routing
-from engines.pricing.block import Travels
 from engines.pricing.costs import SheetCosts
 from engines.pricing.schedule import PricedStep, operations
 from engines.pricing.shapes import ModelShape, sizes_of
+from engines.pricing.travels import Travels
 from engines.residency import Counts, Residency, Slots
 from engines.techniques.base import Technique
 from engines.techniques.choices import Choices
