@@ -8,7 +8,7 @@ Legend: T tokens, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ class Likeness:
 
     def __init__(self) -> None:
         self._held: list[tuple[int, Tensor, Tensor]] = []
-        self._held_rows: list[tuple[Sequence[int], Tensor]] = []
+        self._held_rows: list[tuple[Sequence[int], Callable[[], Tensor]]] = []
         self._n_bytes = 0
 
     def hold(self, layer: int, shown_TH: Tensor, true_TH: Tensor) -> None:
@@ -43,9 +43,9 @@ class Likeness:
             self._held.append((layer, shown_TH, true_TH))
             self._n_bytes += n_bytes
 
-    def hold_rows(self, layers: Sequence[int], states_2PH: Tensor) -> None:
-        """Of one token in several layers: what was shown, a row of each, and what is true."""
-        row_bytes = states_2PH.nbytes // len(layers)
+    def hold_rows(self, layers: Sequence[int], row_bytes: int, states_2PH: Callable[[], Tensor]) -> None:
+        """Of one token in several layers: what was shown, a row of each, and what is true. states_2PH: asked when it is
+        counted, for a view takes its time. row_bytes: of both."""
         n_rows = min(len(layers), (MOST_BYTES - self._n_bytes) // row_bytes)
         if n_rows:
             self._held_rows.append((layers[:n_rows], states_2PH))
@@ -63,6 +63,7 @@ class Likeness:
         return found
 
     def _rows(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        for layers, (shown_PH, true_PH) in self._held_rows:
+        for layers, states_2PH in self._held_rows:
+            shown_PH, true_PH = states_2PH()
             for row, layer in enumerate(layers):
                 yield layer, shown_PH[row : row + 1], true_PH[row : row + 1]

@@ -225,7 +225,7 @@ def test_rows_of_a_step_are_held_as_tokens_one_by_one_are() -> None:
     states = torch.randn(5, 2, 3, 7, generator=torch.Generator().manual_seed(1))
     by_rows, one_by_one = Likeness(), Likeness()
     for states_2PH in states:
-        by_rows.hold_rows((1, 2, 5), states_2PH)
+        by_rows.hold_rows((1, 2, 5), 2 * 7 * states_2PH.element_size(), lambda held=states_2PH: held)
         for row, layer in enumerate((1, 2, 5)):
             one_by_one.hold(layer, states_2PH[0, row : row + 1], states_2PH[1, row : row + 1])
     found = by_rows.take()
@@ -238,5 +238,5 @@ def test_no_more_rows_are_held_than_little_memory_takes() -> None:
     hidden = MOST_BYTES // (2 * 4 * 5)  # five rows of two states
     by_rows = Likeness()
     for _ in range(3):
-        by_rows.hold_rows((1, 2), torch.ones(2, 2, hidden))
+        by_rows.hold_rows((1, 2), 2 * 4 * hidden, lambda: torch.ones(2, 2, hidden))
     assert {layer: cosines.tokens for layer, cosines in by_rows.take().items()} == {1: 3, 2: 2}

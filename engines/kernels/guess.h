@@ -39,11 +39,9 @@ struct Guesses {
 };
 
 inline void layer_norm_row(float* x, int64_t width, const float* weight, const float* bias, float eps) {
-  float mean = 0, variance = 0;
-  for (int64_t c = 0; c < width; c++) mean += x[c];
-  mean /= float(width);
-  for (int64_t c = 0; c < width; c++) variance += (x[c] - mean) * (x[c] - mean);
-  const float scale = 1.0f / std::sqrt(variance / float(width) + eps);
+  const float mean = sum_over(x, width, [](auto v) { return v; }) / float(width);
+  const float squares = sum_over(x, width, [mean](auto v) { return (v - mean) * (v - mean); });
+  const float scale = 1.0f / std::sqrt(squares / float(width) + eps);
   for (int64_t c = 0; c < width; c++) x[c] = (x[c] - mean) * scale * weight[c] + bias[c];
 }
 
@@ -57,7 +55,7 @@ inline void estimate(const Estimator& own, const float* q_H, float* logits_E, in
   };
   multiply(own.reduce, q_H, own.position_W, z_W);
   multiply(own.widen, z_W, nullptr, inner_V);
-  for (int64_t v = 0; v < inner; v++) inner_V[v] = inner_V[v] / (1 + std::exp(-inner_V[v]));
+  silu_row(inner_V, inner);
   multiply(own.narrow, inner_V, nullptr, added_W);
   for (int64_t w = 0; w < width; w++) z_W[w] += added_W[w];
   layer_norm_row(z_W, width, own.norm_W, own.norm_bias_W, own.eps);

@@ -84,16 +84,29 @@ class LayerGuess:
 
 class GuessRoom:
     """Where a step writes what its layers guessed, what that was guessed from, and what the routers then read. Rows are
-    of the layers that are guessed for, in their order."""
+    of the layers that are guessed for, in their order. One piece of memory, for it is made once a token; what it holds
+    is looked at when the request has ended."""
 
-    def __init__(self, table: GuessTable, hidden: int) -> None:
-        self.table, n_rows = table, len(table.layers)
-        self.ids_PK = torch.empty(n_rows, table.top_k, dtype=torch.int64)
-        self.weights_PK = torch.empty(n_rows, table.top_k)
-        self.states_2PH = torch.empty(2, n_rows, hidden)
+    def __init__(self, table: GuessTable) -> None:
+        self.table = table
+        n_chosen, n_states = table.n_chosen, table.n_states
+        self._floats = torch.empty(3 * n_chosen + 2 * n_states)
+        ids = self._floats.data_ptr()
+        weights, shown = ids + 8 * n_chosen, ids + 12 * n_chosen
+        self.struct = _Guesses(table.address, table.are_executed, ids, weights, shown, shown + 4 * n_states)
+
+    @property
+    def ids_PK(self) -> Tensor:
+        return self._floats[: 2 * self.table.n_chosen].view(torch.int64).view(-1, self.table.top_k)
+
+    @property
+    def weights_PK(self) -> Tensor:
+        n_chosen = self.table.n_chosen
+        return self._floats[2 * n_chosen : 3 * n_chosen].view(-1, self.table.top_k)
+
+    def states_2PH(self) -> Tensor:
         """Shown, and read."""
-        shown, chosen = self.states_2PH.data_ptr(), (self.ids_PK.data_ptr(), self.weights_PK.data_ptr())
-        self.struct = _Guesses(table.address, table.are_executed, *chosen, shown, shown + 4 * n_rows * hidden)
+        return self._floats[3 * self.table.n_chosen :].view(2, len(self.table.layers), -1)
 
 
 class GuessTable:
@@ -114,6 +127,11 @@ class GuessTable:
         self.are_executed = are_executed
         self.top_k = makers[0][1].router.top_k
         assert all(guess.router.top_k == self.top_k for _, guess in makers)
+        self.n_chosen = len(makers) * self.top_k
+        """Experts of all layers that are guessed for."""
+        hidden = makers[0][1].router.struct.hidden
+        self.n_states, self.row_bytes = len(makers) * hidden, 2 * 4 * hidden
+        """Of what all their routers read, and of what one was shown and read."""
         estimators = [None if guess is None else _estimator(guess.estimator) for guess in guesses]
         self._guesses = (_Guess * len(guesses))(*map(_described, guesses, estimators))
         self.address = ctypes.addressof(self._guesses)

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -120,7 +119,8 @@ inline void run_hidden_slices(const LaidCalls& calls, const DecodeLayout& layout
     }
     for (int64_t i = 0; i < 2 * n_rows * width; i++) gate_RI[i] += gates[i];
   }
-  for (int64_t i = 0; i < n_rows * width; i++) gate_RI[i] = gate_RI[i] / (1 + std::exp(-gate_RI[i])) * up_RI[i];
+  silu_row(gate_RI, n_rows * width);
+  for (int64_t i = 0; i < n_rows * width; i++) gate_RI[i] *= up_RI[i];
   std::fill_n(out, hidden, 0.0f);
   for (int64_t p = 0, column = 0; p < layout.n_slices; column += layout.slices[p++][0].columns) {
     const int64_t columns = layout.slices[p][0].columns;

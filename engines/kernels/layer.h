@@ -21,13 +21,9 @@
 
 // x / sqrt(mean(x^2) + eps) * weight of one row; out may be x.
 inline void rms_norm_row(const float* x, int64_t width, const float* weight, float eps, float* out) {
-  f8 squares = {};
-  float rest = 0;
-  int64_t c = 0;
-  for (; c + 8 <= width; c += 8) squares += load<f8>(x + c) * load<f8>(x + c);
-  for (int64_t k = c; k < width; k++) rest += x[k] * x[k];
-  const float scale = 1.0f / std::sqrt((sum(squares) + rest) / float(width) + eps);
-  for (int64_t k = 0; k < width; k++) out[k] = x[k] * scale * weight[k];
+  const float squares = sum_over(x, width, [](auto v) { return v * v; });
+  const float scale = 1.0f / std::sqrt(squares / float(width) + eps);
+  for (int64_t c = 0; c < width; c++) out[c] = x[c] * scale * weight[c];
 }
 
 // Turns the first 2P features in place. Neighbouring pairs come out first members before second ones, as the torch code

@@ -36,15 +36,15 @@ inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t 
     for (int u = 0; u < U; u++) add(c + kLanes * u, u);
   }
   for (; c + kLanes <= columns; c += kLanes) add(c, 0);
-  for (int r = 0; r < R; r++)
-    for (int t = 0; t < T; t++) {
-      fN total = sums[0][r][t];
-      for (int u = 1; u < U; u++) total += sums[u][r][t];
-      float& result = out[r * T + t];
-      result = sum(total);
-      for (int64_t rest = c; rest < columns; rest++)
-        result += S::widen_one(rows[r * apart + rest]) * x[t * columns + rest];
-    }
+  const auto total = [&](int i) {
+    fN total = sums[0][i / T][i % T];
+#pragma GCC unroll 4
+    for (int u = 1; u < U; u++) total += sums[u][i / T][i % T];
+    return total;
+  };
+  sum_each<R * T>(total, out);
+  for (; c < columns; c++)
+    for (int i = 0; i < R * T; i++) out[i] += S::widen_one(rows[i / T * apart + c]) * x[i % T * columns + c];
 }
 
 // Small floats read as large ones with the same bits are the value times 2^-120 or so. The input carries this factor so
@@ -138,8 +138,7 @@ inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x,
       }
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int t = 0; t < T; t++) out[r * T + t] = sum(totals[r][t]);
+  sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
 }
 
 // Sign, exponent and mantissa, moved to where a float has them, are the value times 2^-126; see kRaise.
@@ -166,8 +165,8 @@ inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x
       }
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int t = 0; t < T; t++) out[r * T + t] = sum(totals[r][t]) * (0x1p126f / kRaise);
+  sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
+  for (int i = 0; i < R * T; i++) out[i] *= 0x1p126f / kRaise;
 }
 
 template <int R, int T>

@@ -232,8 +232,8 @@ inline void dot_int8_bytes(const Matrix& m, int64_t row, int64_t step, const flo
       }
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int t = 0; t < T; t++) out[r * T + t] = sum(totals[r][t]) * ((const float*)m.scales)[row + r * step];
+  sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
+  for (int i = 0; i < R * T; i++) out[i] *= ((const float*)m.scales)[row + i / T * step];
 }
 
 // Within 16 bytes: the lower bytes of four words come before their upper ones, so that a lane's four bytes are columns of
@@ -307,6 +307,5 @@ inline void dot_int4_bytes(const Matrix& m, int64_t row, int64_t step, const flo
       }
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int t = 0; t < T; t++) out[r * T + t] = sum(totals[r][t]);
+  sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
 }

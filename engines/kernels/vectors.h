@@ -66,14 +66,61 @@ inline u8x32 widened(uint16x8_t v) {
 }
 #endif
 
-inline float sum(f8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+typedef float f4 __attribute__((vector_size(16)));
+
+template <class V>
+inline void store(float* to, V v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
+// Lanes are added in one order: i and i + 8, then i and i + 4, then 0 and 2, 1 and 3, then both.
+inline f4 folded(f8 v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7); }
+
+inline float sum(f4 v) {
+  const f4 pairs = v + __builtin_shufflevector(v, v, 2, 3, 2, 3);
+  return pairs[0] + pairs[1];
+}
+
+inline float sum(f8 v) { return sum(folded(v)); }
 
 #ifdef JOULEBENCH_AVX512
-inline float sum(fN v) {
-  return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-             __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+inline f4 folded(fN v) {
+  return folded(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
 }
+
+inline float sum(fN v) { return sum(folded(v)); }
 #endif
+
+// The sum of what `of` makes of a row's numbers.
+template <class F>
+inline float sum_over(const float* x, int64_t n, const F& of) {
+  f8 totals = {};
+  float rest = 0;
+  int64_t c = 0;
+  for (; c + 8 <= n; c += 8) totals += of(load<f8>(x + c));
+  for (; c < n; c++) rest += of(x[c]);
+  return sum(totals) + rest;
+}
+
+// out[i] = sum(at(i)), four at a time.
+template <int N, class F>
+inline void sum_each(const F& at, float* out) {
+  f4 folds[N];
+#pragma GCC unroll 16
+  for (int i = 0; i < N; i++) folds[i] = folded(at(i));
+  int i = 0;
+#pragma GCC unroll 4
+  for (; i + 4 <= N; i += 4) {
+    const f4 a = folds[i], b = folds[i + 1], c = folds[i + 2], d = folds[i + 3];
+    const f4 ab = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    const f4 cd = __builtin_shufflevector(c, d, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
+    const f4 four = __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+    store(out + i, four);
+  }
+#pragma GCC unroll 4
+  for (; i < N; i++) out[i] = sum(folds[i]);
+}
 
 // e^x for x <= 0, to 2e-7: 2^k times a polynomial in the rest, |rest| <= ln 2 / 2 (Cephes' expf).
 template <class F>
@@ -96,9 +143,10 @@ inline F silu(F x) {
   return x * (x < 0.0f ? e : F{} + 1.0f) / (e + 1.0f);
 }
 
-template <class F>
-inline void store(float* to, F v) {
-  std::memcpy(to, &v, sizeof v);
+inline void silu_row(float* x, int64_t n) {
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) store(x + c, silu(load<fN>(x + c)));
+  for (; c < n; c++) x[c] = x[c] / (1 + std::exp(-x[c]));
 }
 
 inline float* scratch(std::vector<float>& buffer, int64_t n) {

@@ -271,7 +271,7 @@ class FusedDecoder:
             n_done = layer + 1
             return mixed_1H
 
-        guesses = None if said.guesses is None else GuessRoom(said.guesses, hidden_1H.shape[1])
+        guesses = None if said.guesses is None else GuessRoom(said.guesses)
         guessed = None if guesses is None else GuessedStep(guesses, self._n_experts)
         plans = StepPlans(said.technique, computed, fused=True, shown=shown, guessed=guessed)
         with shown.deferring(plans):
@@ -281,7 +281,7 @@ class FusedDecoder:
                     *(said.table, room, shown.held, lacking, exchange, guesses),
                 )
                 if guesses is not None:
-                    shown.likeness.hold_rows(guesses.table.layers, guesses.states_2PH)
+                    shown.likeness.hold_rows(guesses.table.layers, guesses.table.row_bytes, guesses.states_2PH)
                 if slots is not None and n_done < len(said.layouts):
                     slots.stamps.end_layer(len(said.layouts) - 1)
                 n_done = len(said.layouts)

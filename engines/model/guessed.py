@@ -7,7 +7,10 @@ Legend: P layers that are guessed for, K experts per token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from engines.dispatch import Prediction, Routing
 from engines.estimator import NORM_EPS, Estimator
@@ -23,8 +26,7 @@ class GuessedStep:
     """What the layers of one step guessed."""
 
     def __init__(self, room: GuessRoom, n_experts: int) -> None:
-        self._table, self._n_experts = room.table, n_experts
-        self._ids_PK, self._weights_PK = room.ids_PK, room.weights_PK
+        self._room, self._table, self._n_experts = room, room.table, n_experts
 
     def for_layer(self, layer: int) -> Routing | None:
         """What was guessed for it."""
@@ -41,7 +43,12 @@ class GuessedStep:
         return None if row is None else Prediction(self._table.layers[row], self._row(row))
 
     def _row(self, row: int) -> Routing:
-        return Routing(self._ids_PK[row : row + 1], self._weights_PK[row : row + 1], self._n_experts)
+        ids_PK, weights_PK = self._chosen
+        return Routing(ids_PK[row : row + 1], weights_PK[row : row + 1], self._n_experts)
+
+    @cached_property
+    def _chosen(self) -> tuple[Tensor, Tensor]:
+        return self._room.ids_PK, self._room.weights_PK
 
 
 def kernel_guesses(rules: GuessRules, sparse_layers: Sequence[int], n_layers: int) -> GuessTable | None:
