@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import psutil
 
 from engines.errors import EngineError, FewSlotsError
 from engines.expert_memory import ExpertMemory, fills_buffers
@@ -109,36 +112,99 @@ def _long(duration_s: float) -> str:
     return f"{duration_s:.0f} s"
 
 
-def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> Iterator[str]:
-    """Of the budget, for one model; nothing where it is wrong by itself."""
-    if "expert_memory" in engine.wrong:
-        return
-    technique = engine.spec.technique
+class _Loading(NamedTuple):
+    """Of an engine that loads experts: how it moves them, what it may hold of them, and of which they are."""
+
+    move: CacheParameters | TwoBuffersParameters
+    memory: ExpertMemory
+    sizes: ModelSizes
+    biased: bool
+
+    @property
+    def n_held(self) -> int:
+        """Experts that its slots or buffers hold. Raises `EngineError` where they are too few."""
+        n_slots = self.memory.n_slots(self.sizes, self.biased)
+        if isinstance(self.move, CacheParameters):
+            return self.move.slots_of_model(self.sizes, n_slots)
+        return 2 * buffer_size(self.sizes, n_slots)
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.memory.slot_bytes(self.sizes, self.biased)
+
+    @property
+    def is_given_twice(self) -> bool:
+        return (
+            isinstance(self.move, CacheParameters) and self.move.slots is not None and self.memory.n_bytes is not None
+        )
+
+
+def _loading(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> _Loading | None:
+    """None where it loads none, or where what it is given is wrong by itself."""
+    technique, sizes, moe = engine.spec.technique, own_sizes(facts.config), facts.config.moe
+    if "expert_memory" in engine.wrong or sizes is None:
+        return None
     memory = expert_memory(engine.spec, model)
     move = technique.choices.move if isinstance(technique, Composed) else None
-    sizes = own_sizes(facts.config)
     if not isinstance(move, CacheParameters | TwoBuffersParameters) or not memory.loads(technique):
+        return None
+    return _Loading(move, memory, sizes, moe is not None and moe.expert_bias)
+
+
+def slot_problems(
+    engine: Part[EngineSpec], model: ModelSpec, devices: Sequence[DeviceSpec], facts: CheckpointFacts
+) -> Iterator[str]:
+    """Of the budget, for one model; nothing where it is wrong by itself."""
+    technique = engine.spec.technique
+    if "expert_memory" in engine.wrong:
         return
-    if sizes is None:
+    if own_sizes(facts.config) is None and expert_memory(engine.spec, model).loads(technique):
         yield f"engine {engine.label}: technique {technique.technique} loads experts, and {facts.source} is dense"
+    loading = _loading(engine, model, facts)
+    if loading is None:
         return
-    moe = facts.config.moe
-    biased = moe is not None and moe.expert_bias
-    n_slots = memory.n_slots(sizes, biased)
-    if isinstance(move, CacheParameters) and move.slots is not None and memory.n_bytes is not None:
+    memory, move = loading.memory, loading.move
+    if loading.is_given_twice:
+        assert isinstance(move, CacheParameters)
         yield (
             f"engine {engine.label}: slots = {move.slots} and expert_memory both say how many experts"
             f" {technique.technique} holds; give one of them"
         )
         return
+    given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {memory.form}:"
     try:
-        if isinstance(move, CacheParameters):
-            move.slots_of_model(sizes, n_slots)
-        else:
-            buffer_size(sizes, n_slots)
+        n_bytes = loading.n_held * loading.slot_bytes
     except EngineError as error:
-        given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {memory.form}:"
-        yield f"engine {engine.label}:{given} {_with_bytes(error, memory.slot_bytes(sizes, biased))}"
+        yield f"engine {engine.label}:{given} {_with_bytes(error, loading.slot_bytes)}"
+        return
+    here = any(device.computes == "cpu" and mismatch(engine.spec, device) is None for device in devices)
+    there = psutil.virtual_memory().total
+    if here and n_bytes > there:
+        yield (
+            f"engine {engine.label}:{given} {loading.n_held} experts take {_size(n_bytes)}, and this machine has"
+            f" {_size(there)} of memory; give fewer"
+        )
+
+
+def unlimited_warning(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> str | None:
+    """Where a budget holds all experts, so that it limits nothing."""
+    loading = _loading(engine, model, facts)
+    if loading is None or loading.memory.n_bytes is None or loading.is_given_twice:
+        return None
+    n_all = loading.sizes.n_experts * loading.sizes.n_sparse_layers
+    needed = n_all * loading.slot_bytes
+    if loading.memory.n_bytes < needed:
+        return None
+    name, form = engine.spec.technique.technique, loading.memory.form
+    does = (
+        "each is copied once, and none is missed again"
+        if isinstance(loading.move, CacheParameters)
+        else "but only those of two layers are kept, and each is copied anew"
+    )
+    return (
+        f"engine {engine.label}: expert_memory {loading.memory.n_bytes} bytes would hold all {n_all} experts, which"
+        f" take {needed} ({_size(needed)}) in slots of {form}: {does}; is less meant for {name}?"
+    )
 
 
 def _with_bytes(error: EngineError, slot_bytes: int) -> str:
@@ -146,9 +212,12 @@ def _with_bytes(error: EngineError, slot_bytes: int) -> str:
     if not isinstance(error, FewSlotsError):
         return str(error)
     n_bytes = error.n_needed * slot_bytes
-    size = f"{n_bytes / 1e9:.3g} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.3g} MB"
     instead = f", or {error.instead}" if error.instead else ""
-    return f"{error.what}; write expert_memory = {n_bytes} ({size}) or more{instead}"
+    return f"{error.what}; write expert_memory = {n_bytes} ({_size(n_bytes)}) or more{instead}"
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.3g} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.3g} MB"
 
 
 def kept_problems(

@@ -27,7 +27,14 @@ from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
 from harness.external_parts import external_problems, noted
 from harness.matrix import CellPlan, Part, external_engines, own_engines
-from harness.memory_checks import kept_problems, moving_problems, rate_warning, slot_problems, untried_warning
+from harness.memory_checks import (
+    kept_problems,
+    moving_problems,
+    rate_warning,
+    slot_problems,
+    unlimited_warning,
+    untried_warning,
+)
 from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
@@ -95,8 +102,8 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
             warnings += room_warnings(engine, named.devices, found)
             for model in computed:
                 if model.source == found.source:
-                    problems += slot_problems(engine, model, found)
-                    warnings.append(rate_warning(engine, model, found))
+                    problems += slot_problems(engine, model, devices, found)
+                    warnings += [rate_warning(engine, model, found), unlimited_warning(engine, model, found)]
         for device in devices:
             problems += _pricing_problems(device, found)
         techniques = _calibrated(engines)

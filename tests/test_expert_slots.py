@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -277,3 +279,43 @@ def test_a_budget_that_serves_nothing_is_one_line(engine: dict[str, Any], words:
     assert slot_bytes(192, 128, "fp32") == 4 * EXPERT
     (found,) = problems(engine=[engine])
     assert words in found
+
+
+ALL = 4 * 16 * slot_bytes(192, 128, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("name", "does"),
+    [
+        ("lru", "each is copied once, and none is missed again; is less meant for lru?"),
+        ("on-demand", "but only those of two layers are kept, and each is copied anew; is less meant for on-demand?"),
+    ],
+)
+def test_a_budget_that_holds_all_experts_is_told(name: str, does: str) -> None:
+    (found,) = checked(engine=[arm(name, expert_memory=ALL)]).warnings
+    assert (
+        f"expert_memory {ALL} bytes would hold all 64 experts, which take {ALL} (18.9 MB) in slots of fp32: {does}"
+        in found
+    )
+    assert not checked(engine=[arm(name, expert_memory=ALL - 1)]).warnings
+
+
+@pytest.mark.parametrize(
+    ("engine", "n_experts"),
+    [
+        (arm("lru", expert_memory="6MB"), 20),
+        (arm("lru", parameters={"slots": 5}), 20),
+        (arm("on-demand", expert_memory="6MB"), 20),
+        (arm("on-demand", expert_memory=ALL), 32),  # two buffers hold two layers and no more
+    ],
+)
+def test_what_this_machine_cannot_hold_is_refused(
+    engine: dict[str, Any], n_experts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = n_experts * slot_bytes(192, 128, "fp32")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=taken))
+    assert checked(engine=[engine]).cells
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=taken - 1))
+    (found,) = problems(engine=[engine])
+    size = f"{taken / 1e6:.3g} MB"
+    assert f" {n_experts} experts take {size}, and this machine has {size} of memory; give fewer" in found
