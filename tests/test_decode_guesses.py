@@ -12,11 +12,13 @@ import torch
 
 from engines.base import unheard
 from engines.dispatch import DispatchPlan, Routing
+from engines.expert_memory import ExpertMemory
 from engines.likeness import MOST_BYTES, Likeness
 from engines.model.checkpoints import load_checkpoint
 from engines.model.experts import GatedWeights
 from engines.model.transformer import Transformer
 from engines.model.weights import SparseWeights
+from engines.prediction import EstimatorPredictor, HybridPredictor, RouterPredictor
 from engines.profile_files import profile_folder, read_profile
 from engines.profiling import profile_of
 from engines.reference import ReferenceEngine
@@ -26,7 +28,7 @@ from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ModelSizes
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import preset_parameters
-from results.records import Request
+from results.records import EngineCounters, Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
 from tests.speculating import BUNDLED, built, loaded, with_estimator
@@ -182,31 +184,56 @@ def test_what_was_guessed_is_laid_out_as_a_choice_is(changes: dict[str, object])
     assert found.decisions() == expected.decisions()
 
 
-@pytest.mark.parametrize("name", ["prefetch-hint", "router-pf", "est-pf", "hybrid-pf"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_engine_counts_and_answers_the_same_on_both_roads(name: str, dtype: torch.dtype) -> None:
-    """With the profile that is installed; its estimator was trained."""
-    checkpoint = load_checkpoint(BUNDLED, dtype)
-    profile = read_profile(profile_folder(BUNDLED))
-    found = []
-    for plans_first in (False, True):
-        engine = ReferenceEngine(checkpoint, preset_parameters(name)(), 16, plans_first=plans_first)
-        engine.use_profile(profile)
-        asked = Request(
-            request_id="a", sample_id="a", kind="generate", prompt_ids=tuple(range(20, 50)), max_new_tokens=24
-        )
-        answer = engine.run(asked, unheard)
+class Answered:
+    """By an engine with the profile that is installed; its estimator was trained."""
+
+    def __init__(self, name: str, plans_first: bool, dtype: torch.dtype = torch.float32, n_bytes: int | None = None):
+        """n_bytes: what experts are copied into; None: all lie in memory."""
+        checkpoint = load_checkpoint(BUNDLED, dtype, experts_as_filed=n_bytes is not None)
+        technique, memory = preset_parameters(name)(), ExpertMemory(n_bytes)
+        engine = ReferenceEngine(checkpoint, technique, 16, plans_first=plans_first, expert_memory=memory)
+        engine.use_profile(read_profile(profile_folder(BUNDLED)))
+        prompt = tuple(range(20, 50))
+        asked = Request(request_id="a", sample_id="a", kind="generate", prompt_ids=prompt, max_new_tokens=24)
+        self.token_ids = engine.run(asked, unheard).token_ids
+        self.counters, self.road = engine.take_counters(), engine.take_road().decoding
         heat = engine.take_heat()
         assert heat is not None
         assert heat.foretold is not None
         recalls = [one and (one.tokens, one.recalled, one.aligned, one.cosine_tokens) for one in heat.foretold]
-        cosines = [one.cosine_sum for one in heat.foretold if one is not None]
-        road = engine.take_road().decoding
-        found.append((road, answer.token_ids, engine.take_counters(), recalls, heat.chosen, heat.decoded, cosines))
-    assert [road for road, *_ in found] == ["fused", "plan by plan"]
-    assert found[0][1:-1] == found[1][1:-1]
-    assert found[0][2].predicted
-    assert found[0][-1] == pytest.approx(found[1][-1], rel=1e-6)
+        self.counts = recalls, heat.chosen, heat.decoded
+        self.cosines = [one.cosine_sum for one in heat.foretold if one is not None]
+
+    def check(self, other: Answered) -> None:
+        assert (self.token_ids, self.counts) == (other.token_ids, other.counts)
+        assert self.counters.predicted
+        assert self.cosines == pytest.approx(other.cosines, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["prefetch-hint", "router-pf", "est-pf", "hybrid-pf"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_engine_counts_and_answers_the_same_on_both_roads(name: str, dtype: torch.dtype) -> None:
+    found, expected = (Answered(name, plans_first, dtype) for plans_first in (False, True))
+    assert (found.road, expected.road) == ("fused", "plan by plan")
+    found.check(expected)
+    assert found.counters == expected.counters
+
+
+@pytest.mark.parametrize("name", ["prefetch-hint", "router-pf", "est-pf", "hybrid-pf"])
+def test_a_step_that_stops_for_copies_takes_the_guesses_of_the_kernels(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(counters: EngineCounters) -> dict[str, object]:
+        return {name: value for name, value in counters if not name.endswith("_s")}
+
+    expected = Answered(name, True, n_bytes=6_000_000)
+    for predictor in (RouterPredictor, EstimatorPredictor, HybridPredictor):
+        monkeypatch.setattr(predictor, "predict", None)
+    found = Answered(name, False, n_bytes=6_000_000)
+    assert (found.road, expected.road) == ("plan by plan", "plan by plan")
+    found.check(expected)
+    assert counted(found.counters) == counted(expected.counters)
+    assert found.counters.bytes_copied
 
 
 def test_what_no_kernel_can_guess_waits_for_its_plan() -> None:

@@ -25,7 +25,7 @@ from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, HeldTable, layout_table
-from engines.kernels.guesses import GuessRoom
+from engines.kernels.guesses import GuessTable
 from engines.kernels.native import AttentionTable
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.experts import GatedWeights
@@ -198,8 +198,10 @@ class PlannedExperts(Protocol):
     """Computes the experts of a layer of one token by a plan that it makes of what the layer knows."""
 
     def __call__(
-        self, layer: int, routing: Routing, residual_1H: Tensor, normed_1H: Tensor
-    ) -> tuple[Tensor, DispatchPlan]: ...
+        self, layer: int, routing: Routing, residual_1H: Tensor, normed_1H: Tensor, guessed: GuessedStep | None
+    ) -> tuple[Tensor, DispatchPlan]:
+        """guessed: what the kernels have guessed so far; None where they do not."""
+        ...
 
 
 class FusedDecoder:
@@ -222,21 +224,33 @@ class FusedDecoder:
         return all(layer.router is None or layer.always is None for layer in self._decoder.layers)
 
     def step_by_plans(
-        self, hidden_1H: Tensor, cos_1P: Tensor, sin_1P: Tensor, cache: KeyValueCache, planned: PlannedExperts
+        self,
+        hidden_1H: Tensor,
+        cos_1P: Tensor,
+        sin_1P: Tensor,
+        cache: KeyValueCache,
+        planned: PlannedExperts,
+        shown: Shown,
+        guesses: GuessTable | None = None,
     ) -> list[DispatchPlan | None]:
         """Turns the embedded token into the last layer's output, in place, every layer's experts left to `planned`.
-        Gives the plans of all layers, None of dense ones. The cache's length is the caller's."""
+        Gives the plans of all layers, None of dense ones. The cache's length is the caller's. guesses: how the kernels
+        guess before each stop; None: `planned` guesses where somebody does."""
         plans: list[DispatchPlan | None] = [None] * len(self._decoder.layers)
+        guessed = self._guessing(guesses)
 
         def lacking(layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor:
             routing = Routing(ids_1K, weights_1K, self._n_experts)
-            mixed_1H, plans[layer] = planned(layer, routing, hidden_1H, normed_1H)
+            mixed_1H, plans[layer] = planned(layer, routing, hidden_1H, normed_1H, guessed)
             return mixed_1H
 
         self._decoder.step(
             *(hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length),
-            *(self._plain, self._decoder.room(self._plain), self._nothing_held, lacking),
+            *(self._plain, self._decoder.room(self._plain), self._nothing_held, lacking, None),
+            None if guessed is None else guessed.room,
         )
+        if guessed is not None:
+            guessed.show(shown.likeness)
         return plans
 
     def step(
@@ -271,17 +285,16 @@ class FusedDecoder:
             n_done = layer + 1
             return mixed_1H
 
-        guesses = None if said.guesses is None else GuessRoom(said.guesses)
-        guessed = None if guesses is None else GuessedStep(guesses, self._n_experts)
+        guessed = self._guessing(said.guesses)
         plans = StepPlans(said.technique, computed, fused=True, shown=shown, guessed=guessed)
         with shown.deferring(plans):
             try:
                 decoder.step(
                     *(hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length),
-                    *(said.table, room, shown.held, lacking, exchange, guesses),
+                    *(said.table, room, shown.held, lacking, exchange, None if guessed is None else guessed.room),
                 )
-                if guesses is not None:
-                    shown.likeness.hold_rows(guesses.table.layers, guesses.table.row_bytes, guesses.states_2PH)
+                if guessed is not None:
+                    guessed.show(shown.likeness)
                 if slots is not None and n_done < len(said.layouts):
                     slots.stamps.end_layer(len(said.layouts) - 1)
                 n_done = len(said.layouts)
@@ -296,6 +309,9 @@ class FusedDecoder:
                     computed.append(Computed(routing, rows_E, layout, by_plan.get(layer)))
                     row += 1
         return plans
+
+    def _guessing(self, guesses: GuessTable | None) -> GuessedStep | None:
+        return None if guesses is None else GuessedStep(guesses, self._n_experts)
 
     def _reading(self, slots: ExpertSlots) -> Decoder:
         """The same layers with the experts that lie in slots."""

@@ -16,6 +16,7 @@ from engines.dispatch import Prediction, Routing
 from engines.estimator import NORM_EPS, Estimator
 from engines.kernels.guesses import GuessRoom, GuessTable, LayerEstimator, LayerGuess
 from engines.kernels.native import serves
+from engines.likeness import Likeness
 from engines.model.router import kernel_router
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 class GuessedStep:
     """What the layers of one step guessed."""
 
-    def __init__(self, room: GuessRoom, n_experts: int) -> None:
-        self._room, self._table, self._n_experts = room, room.table, n_experts
+    def __init__(self, table: GuessTable, n_experts: int) -> None:
+        self.room, self._table, self._n_experts = GuessRoom(table), table, n_experts
 
     def for_layer(self, layer: int) -> Routing | None:
         """What was guessed for it."""
@@ -48,7 +49,11 @@ class GuessedStep:
 
     @cached_property
     def _chosen(self) -> tuple[Tensor, Tensor]:
-        return self._room.ids_PK, self._room.weights_PK
+        return self.room.ids_PK, self.room.weights_PK
+
+    def show(self, likeness: Likeness) -> None:
+        """What guesses were made from, and what routers then read, when the step is done."""
+        likeness.hold_rows(self._table.layers, self._table.row_bytes, self.room.states_2PH)
 
 
 def kernel_guesses(rules: GuessRules, sparse_layers: Sequence[int], n_layers: int) -> GuessTable | None:

@@ -14,7 +14,6 @@ from engines.kernels.native import ExpertTable
 from engines.model.guessed import kernel_guesses
 from engines.model.model_config import ModelConfig
 from engines.model.weights import ModelWeights, SparseWeights
-from engines.prediction import GuessRules
 from engines.techniques.base import Technique
 
 
@@ -37,6 +36,7 @@ class AskedLayouts:
         self._n_experts = 0 if config.moe is None else config.moe.n_experts
         self._is_sparse = [config.moe is not None and config.is_sparse(layer) for layer in range(config.n_layers)]
         self._last: SaidLayouts | None = None
+        self._guessing: tuple[Technique, GuessTable | None] | None = None
 
     @cached_property
     def are_all_computed(self) -> bool:
@@ -62,17 +62,21 @@ class AskedLayouts:
             if tables is None:
                 return None
             slices.append(tables)
-        guesses = None
-        if technique.guesses is not None:
-            guesses = self._guesses(technique.guesses)
-            if guesses is None:
-                return None
+        guesses = self.guesses(technique)
+        if guesses is None and technique.guesses is not None:
+            return None
         self._last = SaidLayouts(technique, layouts, layout_table(layouts, self._n_experts, slices), guesses)
         return self._last
 
-    def _guesses(self, rules: GuessRules) -> GuessTable | None:
-        sparse = [layer for layer, is_sparse in enumerate(self._is_sparse) if is_sparse]
-        return kernel_guesses(rules, sparse, len(self._is_sparse))
+    def guesses(self, technique: Technique) -> GuessTable | None:
+        """How layers guess the next one's experts, as the kernels take it. None where nothing is guessed, or by what
+        they do not know. Made once for each technique that comes."""
+        if self._guessing is None or self._guessing[0] is not technique:
+            sparse = [layer for layer, is_sparse in enumerate(self._is_sparse) if is_sparse]
+            rules = technique.guesses
+            table = None if rules is None else kernel_guesses(rules, sparse, len(self._is_sparse))
+            self._guessing = technique, table
+        return self._guessing[1]
 
     def _sliced(self, layer: int, layout: DecodeLayout) -> list[ExpertTable] | None:
         """What each slice computes of the experts."""

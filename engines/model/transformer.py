@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.decode_layout import PLAIN
-from engines.dispatch import DispatchPlan, Routing
+from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
 from engines.kernels import native
 from engines.kernels.decoder import mix_laid_out
@@ -38,6 +38,7 @@ from engines.model.attention import attend, kernel_table
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import Computed, FusedDecoder, StepPlans, fused_decoder
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn, is_grouped, widened_linear
+from engines.model.guessed import GuessedStep
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
 from engines.model.rope import LongRope, as_transformers, rope_frequencies, rotation
@@ -149,7 +150,9 @@ class Transformer:
         stopping = self._stopping(asked) if is_one_token and self._device is None else None
         if stopping is not None:
             planned = partial(self._planned, asked)
-            plans += stopping.step_by_plans(hidden_TH, step.cos_TP, step.sin_TP, caches[0], planned)
+            guesses = None if shown.plans_first else self._layouts.guesses(technique)
+            one_token = hidden_TH, step.cos_TP, step.sin_TP, caches[0]
+            plans += stopping.step_by_plans(*one_token, planned, shown, guesses)
         else:
             with nullcontext() if said is None else shown.deferring(made):
                 hidden_TH = self._layers(hidden_TH, step, asked, plans)
@@ -177,18 +180,25 @@ class Transformer:
         return self._decoder
 
     def _planned(
-        self, asked: Asked, layer: int, routing: Routing, residual_1H: Tensor, normed_1H: Tensor
+        self,
+        asked: Asked,
+        layer: int,
+        routing: Routing,
+        residual_1H: Tensor,
+        normed_1H: Tensor,
+        guessed: GuessedStep | None,
     ) -> tuple[Tensor, DispatchPlan]:
         """The experts of a layer of one decoded token, by its plan. Both states are written over when it is done."""
         if asked.on_routing is not None:
             asked.on_routing(layer, routing, asked.phase)
         state = None
-        if asked.technique.asks.hidden_state:
+        if asked.technique.asks.hidden_state and guessed is None:
             # What was guessed from them is compared when the request has ended.
             state = HiddenState(residual_1H.clone(), normed_1H.clone(), None)
         mlp = self._weights.layers[layer].mlp
         assert isinstance(mlp, SparseWeights)  # the decoder stops at no other
-        return self._by_plan(asked, layer, routing, None, state, normed_1H, mlp)
+        guess = None if guessed is None else guessed.made_in(layer)
+        return self._by_plan(asked, layer, routing, None, state, normed_1H, mlp, guess)
 
     def _layers(
         self,
@@ -308,10 +318,13 @@ class Transformer:
         state: HiddenState | None,
         normed_TH: Tensor,
         mlp: SparseWeights,
+        guess: Prediction | None = None,
     ) -> tuple[Tensor, DispatchPlan]:
-        """The routed experts of a layer, which wait for its plan."""
+        """The routed experts of a layer, which wait for its plan. guess: made already, of a state that is not shown."""
         technique, shown = asked.technique, asked.shown
         seen = shown.layer(layer, asked.phase, routing, saliency_T, state)
+        if guess is not None:
+            seen = replace(seen, guess=guess)
         plan = technique.plan(seen)
         if isinstance(technique, Oracle):
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)
