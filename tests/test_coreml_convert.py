@@ -235,13 +235,23 @@ WITHOUT_COREMLTOOLS = """
 """
 
 
+LEFT_BEHIND = """
+    import sys
+    sys.modules["coremltools"] = type(sys)("coremltools")
+    from harness.cli import main
+    main()
+"""
+"""As Python sees an empty folder of that name."""
+
+
 def test_without_coremltools_the_command_that_installs_it_is_told(whole: tuple[Path, Finished], tmp_path: Path) -> None:
     """Once, also where there are many packages."""
     for command in (("convert", MODEL, "--out", str(tmp_path / "m"), *SETTINGS), ("lint", str(whole[0]))):
-        done = run_python(WITHOUT_COREMLTOOLS, "coreml", *command)
-        assert done.code == 2, done
-        (problem,) = done.problems
-        assert "pip install 'joulebench[coreml]'" in problem
+        for how in (WITHOUT_COREMLTOOLS, LEFT_BEHIND):
+            done = run_python(how, "coreml", *command)
+            assert done.code == 2, done
+            (problem,) = done.problems
+            assert "pip install 'joulebench[coreml]'" in problem
 
 
 def test_all_that_is_in_the_way_is_told_at_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ No Mac: coremltools runs as it is, above a fake of the compiled module that talk
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,23 @@ def test_no_window_compiles_a_graph_or_has_its_first_prediction_also_without_a_w
     loaded = {(package, function) for what, package, function in fake.events if what == "load"}
     assert set(ran) < loaded
     assert not any(function.startswith("stateful") for _, function in loaded), "a process holds what it may call"
+
+
+def test_workloads_and_arms_of_the_same_packages_share_their_graphs(tmp_path: Path) -> None:
+    alone, together = FakeCoreMl(all_on("ane")), FakeCoreMl(all_on("ane"))
+    one_trial(tmp_path / "alone", alone)
+    with together.installed():
+        found = trials(
+            tmp_path / "together",
+            model={"source": BUNDLED, "dtype": "float16"},
+            engine=[ANE, {**ANE, "name": "one thread", "threads": 1}],
+            workload=[LENGTHS, {**LENGTHS, "label": "longer", "prompt_tokens": 70}],
+            protocol=COLD,
+        )
+    assert [trial.status for trial in found] == ["ok"] * 4
+    loads = [Counter(event for event in fake.events if event[0] == "load") for fake in (alone, together)]
+    assert len(loads[0]) > 0
+    assert loads[1] == loads[0]
 
 
 def test_more_graphs_than_are_reported_to_fit_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,12 +46,12 @@ def why_no_core_ml() -> str | None:
     return None
 
 
-_HELD: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Graphs of all arms of this process."""
+_LOADED: weakref.WeakValueDictionary[tuple[Path, str, ComputeUnits], Any] = weakref.WeakValueDictionary()
+"""Graphs of this process. Arms and workloads that ask for the same one share it."""
 
 
 class MacPredictor:
-    """A `Predictor`. Functions are compiled when they are loaded, and kept."""
+    """A `Predictor`. Functions are compiled when they are loaded, and kept as long as a predictor holds them."""
 
     is_a_mac = True
     name = "Core ML"
@@ -68,7 +68,8 @@ class MacPredictor:
 
     def load(self, package: PackagePlan, function: str, units: ComputeUnits) -> None:
         """Predicts zeros too: a first prediction takes longer than those after it."""
-        if (package.path, function, units) in self._models:
+        if self._place(package, function, units) in _LOADED:
+            self._model(package, function, units)
             return
         described = self._model(package, function, units).get_spec().description
         own = next(one for one in described.functions if one.name == function)
@@ -77,7 +78,7 @@ class MacPredictor:
         self.predict(package, function, zeros, state, units)
 
     def n_held(self) -> int:
-        return len(_HELD)
+        return len(_LOADED)
 
     def predict(
         self, package: PackagePlan, function: str, given: Named, state: object | None, units: ComputeUnits
@@ -128,21 +129,28 @@ class MacPredictor:
     def _model(self, package: PackagePlan, function: str, units: ComputeUnits) -> Any:
         key = package.path, function, units
         if key not in self._models:
-            path = package_path(self._folder, package)
-            try:
-                with warnings.catch_warnings(record=True) as said:
-                    warnings.simplefilter("always")
-                    made = self._tools.models.MLModel(
-                        str(path), compute_units=self._units(units), function_name=function
-                    )
-            except Exception as error:
-                raise EngineError(f"{path}, {function}: Core ML does not load it ({error})") from error
-            if made.__proxy__ is None:
-                reason = "; ".join(str(one.message) for one in said) or "this Core ML is older than the package"
-                raise EngineError(f"{path}, {function}: Core ML does not load it ({reason})")
+            place = self._place(package, function, units)
+            made = _LOADED.get(place)
+            if made is None:
+                made = _LOADED[place] = self._loaded(package, function, units)
             self._models[key] = made
-            _HELD.add(made)
         return self._models[key]
+
+    def _place(self, package: PackagePlan, function: str, units: ComputeUnits) -> tuple[Path, str, ComputeUnits]:
+        return package_path(self._folder, package).resolve(), function, units
+
+    def _loaded(self, package: PackagePlan, function: str, units: ComputeUnits) -> Any:
+        path = package_path(self._folder, package)
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                made = self._tools.models.MLModel(str(path), compute_units=self._units(units), function_name=function)
+        except Exception as error:
+            raise EngineError(f"{path}, {function}: Core ML does not load it ({error})") from error
+        if made.__proxy__ is None:
+            reason = "; ".join(str(one.message) for one in said) or "this Core ML is older than the package"
+            raise EngineError(f"{path}, {function}: Core ML does not load it ({reason})")
+        return made
 
     def _compute_plan(self, package: PackagePlan, function: str, units: ComputeUnits) -> Any:
         """Of the compiled package, which holds all its functions."""

@@ -33,6 +33,7 @@ def load_coremltools() -> Any:
         logger.setLevel(logging.ERROR)
         try:
             found: ModuleType = importlib.import_module("coremltools")
+            _ = found.__version__  # a folder that an installation left behind has none
         except Exception as error:
             raise EngineError(
                 f"coremltools is installed and does not load ({type(error).__name__}: {error}); {REMEDY}"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -106,6 +107,7 @@ def _install(fake: FakeCoreMl, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compute_plan, "_MLComputePlanProxy", ComputePlanProxy)
     patch.setattr(model, "_is_macos", lambda: True)
     patch.setattr(model, "_macos_version", lambda: (15, 5))
+    patch.setattr("engines.coreml.macos._LOADED", WeakValueDictionary())  # none of the fakes before
     mac = SimpleNamespace(system=lambda: "Darwin", mac_ver=lambda: ("15.5", ("", "", ""), "arm64"))
     patch.setattr("engines.coreml.macos.platform", mac)
 
