@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_FINDINGS = 1
 MOST_ROWS = 40
-"""Of a terminal; a file and JSON hold all."""
+"""Of a terminal; a file, the manifest and JSON hold all."""
 
 coreml_app = typer.Typer(no_args_is_help=True, help="Packages for the Apple Neural Engine (Core ML).")
 
@@ -47,6 +47,13 @@ def told_ends(what_stays: str) -> Iterator[None]:
         fail_each(error.problems, EXIT_BAD_PLAN)
     except EngineError as error:
         fail(str(error), EXIT_BAD_PLAN)
+
+
+def print_first(rows: list[dict[str, Any]], title: str, where_all_are: str) -> None:
+    """The first of many rows, and how many are left out."""
+    print_rows(rows[:MOST_ROWS], False, title)
+    if len(rows) > MOST_ROWS:
+        typer.echo(printable(f"and {len(rows) - MOST_ROWS} more: {where_all_are}"))
 
 
 @coreml_app.command("lint")
@@ -97,12 +104,8 @@ def _print_linted(linted: Linted, folder: Path, csv: Path | None) -> None:
     shown = ("package", "function", "operation", "type", "rule", "effect", "found")
     rows = _rows(linted)
     if rows:
-        print_rows([{key: row[key] for key in shown} for row in rows[:MOST_ROWS]], False, f"{folder}: what was found")
-        if len(rows) > MOST_ROWS:
-            more = f"and {len(rows) - MOST_ROWS} more"
-            typer.echo(
-                f"{more}: {'--csv FILE.csv writes all' if csv is None else f'all stand in {printable(str(csv))}'}"
-            )
+        where = "--csv FILE.csv writes all" if csv is None else f"all stand in {csv}"
+        print_first([{key: row[key] for key in shown} for row in rows], f"{folder}: what was found", where)
         counted = Counter(one.rule.name for one in linted.findings)
         rules = {one.rule.name: one.rule for one in linted.findings}
         told = [

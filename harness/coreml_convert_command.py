@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.coreml_command import told_ends
+from harness.coreml_command import print_first, told_ends
 from harness.interrupts import raise_in_command
 from harness.step_bar import StepBar
 from harness.technique_option import TECHNIQUE_HELP, technique_of
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 Weights = Literal["float16", "int8", "int4"]
 Attention = Literal["both", "stateful", "stateless"]
 LONGEST_AXIS = 1 << 16
-MOST_PACKAGES = 40
-"""Of a terminal; the manifest names all."""
 
 
 def convert_model(
@@ -136,10 +134,8 @@ def _package_rows(converted: Converted) -> list[dict[str, Any]]:
 
 
 def _print_converted(rows: list[dict[str, Any]], converted: Converted, out: Path) -> None:
-    shown = [{**row, "functions": _shortened(row["functions"])} for row in rows[:MOST_PACKAGES]]
-    print_rows(shown, False, f"{converted.manifest.model} as packages")
-    if len(rows) > MOST_PACKAGES:
-        typer.echo(f"and {len(rows) - MOST_PACKAGES} more packages: manifest.json names all")
+    shown = [{**row, "functions": _shortened(row["functions"])} for row in rows]
+    print_first(shown, f"{converted.manifest.model} as packages", "manifest.json names all")
     peak = converted.peak.n_bytes
     told = f"{peak / 2**30:.3g} GiB of memory at most" if peak is not None else str(converted.peak.remark)
     typer.echo(

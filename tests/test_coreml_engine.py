@@ -6,24 +6,20 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from engines.coreml.conversion import Asked, Conversion
-from engines.coreml.macos import MacPredictor, why_no_core_ml
+from engines.coreml.macos import why_no_core_ml
 from engines.model.checkpoints import inspect_checkpoint
 from engines.techniques.presets import preset_parameters
 from harness.coreml_convert import convert_all
 from harness.profiles import model_digests
 from results.cells import INTERPRETED
-from tests.coreml import BUNDLED, NO_DIGEST, Converted, bundled_profile, converted, model_of
+from tests.coreml import BUNDLED, NO_DIGEST, bundled_profile
 from tests.profiles import problems, trials
 
 pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")
 
-NOT_A_MAC = pytest.mark.skipif(
-    platform.system() != "Darwin", reason="Core ML runs on macOS alone; a Mac's owner runs this"
-)
 TORCH = {
     "name": "torch",
     "technique": {"name": "npumoe-tg"},
@@ -124,59 +120,6 @@ def test_packages_that_changed_in_place_are_refused_by_a_trial(tmp_path: Path, s
     (trial,) = trials(tmp_path / "run", model=MODEL, engine=[engine], workload=[BOOLQ], protocol=QUICK)
     assert trial.failure is not None
     assert "1 are not as written, first layer-002/attention.mlpackage; give the same" in trial.failure.error
-
-
-# --- a Mac -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Converted:
-    return converted("npumoe-tg", tmp_path_factory.mktemp("mac") / "packages")
-
-
-@pytest.mark.macos
-@NOT_A_MAC
-@pytest.mark.parametrize("kind", ["experts", "attention"])
-def test_core_ml_computes_what_the_interpreter_does(packages: Converted, kind: str) -> None:
-    """fp16 on both sides; a graph is a chain of at most 12 roundings of 2^-11 of its largest value."""
-    interpreter, mac = model_of(packages, "float16")._predictor, MacPredictor(packages.folder)
-    package = next(p for p in packages.manifest.packages if p.role == kind)
-    function = next(f for f in package.functions if not f.stateful)
-    random = np.random.default_rng(1)
-    read = interpreter._function(package, function.name)  # type: ignore[attr-defined]
-    given = {name: random.standard_normal(shape).astype(np.float16) for name, shape in read.inputs.items()}
-    wanted = interpreter.predict(package, function.name, given, None, "cpu_and_ne")
-    found = mac.predict(package, function.name, given, None, "cpu_and_ne")
-    for name, value in wanted.items():
-        error = np.abs(found[name].astype(np.float32) - value.astype(np.float32)).max()
-        assert error <= 12 * 2.0**-11 * np.abs(value).max()
-
-
-@pytest.mark.macos
-@NOT_A_MAC
-def test_core_ml_tells_where_a_graph_lies(packages: Converted) -> None:
-    mac = MacPredictor(packages.folder)
-    package = next(p for p in packages.manifest.packages if p.role == "experts")
-    placed = mac.placement(package, package.default_function, "cpu_and_ne")
-    assert placed is not None
-    assert sum(map(len, placed.operations.values())) > 0
-
-
-@pytest.mark.macos
-@NOT_A_MAC
-def test_a_state_goes_from_one_function_to_the_other(packages: Converted) -> None:
-    """A prefill's state serves decoding: both functions are of one package."""
-    package = next(p for p in packages.manifest.packages if p.role == "attention")
-    big, small = (f for f in package.functions if f.stateful)
-    interpreter, mac = model_of(packages, "float16", "stateful")._predictor, MacPredictor(packages.folder)
-    answers = []
-    for predictor in (interpreter, mac):
-        state = predictor.new_state(package, big.name, "cpu_and_ne")
-        for function in (big, small):
-            read = interpreter._function(package, function.name)  # type: ignore[attr-defined]
-            given = {name: np.full(shape, 0.5, np.float16) for name, shape in read.inputs.items()}
-            answers.append(predictor.predict(package, function.name, given, state, "cpu_and_ne")["y"])
-    np.testing.assert_allclose(answers[3].astype(np.float32), answers[1].astype(np.float32), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="a Mac has Core ML")
