@@ -19,7 +19,7 @@ from engines.profile import Profile
 from engines.profile_files import profile_folder, read_profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import Technique, TechniqueParameters
-from engines.techniques.context import LayerInput
+from engines.techniques.context import ChunkPhase, LayerInput
 from engines.techniques.presets import preset_parameters
 from harness.coreml_convert import convert_all
 from results.records import Request
@@ -80,10 +80,12 @@ def generation(prompt_ids: Sequence[int], n_tokens: int) -> Request:
 
 
 class Recorded(NamedTuple):
-    """Of a prompt read chunk by chunk: logits of all its positions, and each layer's plan of each chunk."""
+    """Of a prompt read chunk by chunk, and of tokens decoded one by one: logits of all positions, and of each step and
+    layer the plan and what it was made of."""
 
     logits_TL: Tensor
     plans: list[DispatchPlan]
+    seen: list[LayerInput]
 
 
 class Planner:
@@ -92,7 +94,9 @@ class Planner:
 
     def __init__(self, technique: Technique, plans: list[DispatchPlan] | None = None) -> None:
         self._technique, self._left = technique, None if plans is None else list(plans)
+        self.asks = technique.asks._replace(hidden_state=True)
         self.plans: list[DispatchPlan] = []
+        self.seen: list[LayerInput] = []
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._technique, name)
@@ -100,19 +104,29 @@ class Planner:
     def plan(self, seen: LayerInput) -> DispatchPlan:
         made = self._technique.plan(seen) if self._left is None else self._left.pop(0)
         self.plans.append(made)
+        self.seen.append(seen)
         return made
 
 
 @torch.inference_mode()
-def recorded(engine: ReferenceEngine, tokens: Sequence[int], plans: list[DispatchPlan] | None = None) -> Recorded:
+def recorded(
+    engine: ReferenceEngine,
+    tokens: Sequence[int],
+    plans: list[DispatchPlan] | None = None,
+    decoded: Sequence[int] = (),
+) -> Recorded:
+    """decoded: what follows the prompt, whatever the model would choose. Plans of these are recorded and followed where
+    each layer waits for its plan: `tests.half_reader.PlannedReader`."""
     from engines.shown import Shown
 
     technique = Planner(engine._ready(), plans)
     cache = engine._model.new_cache()
-    cache.start(len(tokens))
-    shown = Shown(technique.asks, engine._sizes)  # type: ignore[arg-type]
+    cache.start(len(tokens) + len(decoded))
+    shown = Shown(technique.asks, engine._sizes)
+    steps: list[tuple[Tensor, ChunkPhase]] = [(one, "prefill") for one in torch.split(torch.tensor(tokens), CHUNK)]
+    steps += [(torch.tensor([token]), "decode") for token in decoded]
     hidden = []
-    for chunk_T in torch.split(torch.tensor(tokens), CHUNK):
-        hidden_TH, _ = engine._model.forward(chunk_T, cache, technique, "prefill", shown=shown)  # type: ignore[arg-type]
+    for chunk_T, phase in steps:
+        hidden_TH, _ = engine._model.forward(chunk_T, cache, technique, phase, shown=shown)  # type: ignore[arg-type]
         hidden.append(hidden_TH)
-    return Recorded(engine._model.logits(torch.cat(hidden)), technique.plans)
+    return Recorded(engine._model.logits(torch.cat(hidden)), technique.plans, technique.seen)

@@ -22,6 +22,7 @@ from engines.model.checkpoints import Checkpoint
 from engines.model.weights import SparseWeights
 from engines.techniques.presets import preset_parameters
 from tests.coreml import Converted, converted, engine_of, generation, model_of, prompt, recorded
+from tests.test_coreml_half import PROMPTS, same_as_torch_in_fp16, same_as_torch_in_fp32_or_undecided
 from tests.test_coreml_model import GREEDY_PROMPT, U
 
 pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")
@@ -100,8 +101,7 @@ def test_fp16_equals_torch_within_fp16(narrow: Narrow) -> None:
     assert float(error_T.max()) < ROUNDINGS * U
 
 
-def test_64_greedy_tokens_and_all_counts_are_equal(narrow: Narrow) -> None:
-    """In fp32: in fp16 a router whose two choices are nearly equal may take the other, here as on a Mac."""
+def test_64_greedy_tokens_and_all_counts_are_equal_in_fp32(narrow: Narrow) -> None:
     technique = preset_parameters("npumoe-tg")()
     request = generation(prompt(narrow.packages.checkpoint, GREEDY_PROMPT), 64)
     ours = engine_of(narrow.rounded, technique)
@@ -110,6 +110,13 @@ def test_64_greedy_tokens_and_all_counts_are_equal(narrow: Narrow) -> None:
     assert answers[0] == answers[1]
     assert len(answers[0]) == 64
     assert ours.take_counters() == theirs.take_counters()
+
+
+@pytest.mark.parametrize("n_tokens", PROMPTS[::4])
+def test_64_greedy_tokens_in_fp16(narrow: Narrow, n_tokens: int) -> None:
+    """By the rules of fp16's own packages."""
+    same_as_torch_in_fp16(narrow.packages, narrow.rounded, "npumoe-tg", n_tokens)
+    same_as_torch_in_fp32_or_undecided(narrow.packages, narrow.rounded, "npumoe-tg", n_tokens)
 
 
 def test_a_package_holds_a_byte_or_half_a_byte_a_weight(narrow: Narrow) -> None:
