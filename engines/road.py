@@ -11,6 +11,7 @@ from results.environments import BUILD_DIGITS, Build, PhaseThreads, Road
 
 if TYPE_CHECKING:
     from engines.model.accelerator import Backend, DeviceType
+    from engines.model.quantised import Arithmetic
 
 Decoding = Literal["fused", "layer by layer", "plan by plan"]
 """A step is one call of the kernels; each layer's experts are; or each layer waits until its plan is made."""
@@ -41,7 +42,7 @@ def road(
     decoded: Set[Decoding],
     n_threads: int,
     phases: tuple[PhaseThreads | None, PhaseThreads | None] = (None, None),
-    rounds_inputs: bool = False,
+    rounds_inputs: Arithmetic | None = None,
 ) -> Road:
     """Of an engine. prefilled: how its steps that read prompts computed experts. decoded: how each of its steps was
     computed that gave a token. phases: the threads of prefill and of decoding, where they were chosen apart."""
@@ -55,7 +56,8 @@ def road(
         decoding="both" if len(decoded) > 1 else next(iter(decoded), None),
         device=cast("DeviceType", device),
         dtype="float32" if backend is None else str(backend.dtype).removeprefix("torch."),
-        rounds_inputs=rounds_inputs,
+        rounds_inputs=rounds_inputs is not None,
+        rounded_to="bf16" if rounds_inputs == "bf16" else "int8",
         n_threads=n_threads,
         prefill_threads=phases[0],
         decoding_threads=phases[1],

@@ -8,6 +8,7 @@ from functools import cache
 from devices.base import Unit
 from devices.models.links import FILE
 from devices.models.sheet import Kernel, Sheet, load_sheet
+from engines.kernels.compile import has as processor_has
 from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import GPU, HostsParameters
@@ -33,9 +34,11 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
     if device.is_phone:
         return "joulebench's own engine computes on this host"
     if device.computes != "cpu" and engine.quantise.arithmetic != "fp32":
-        return "int8 arithmetic is of this host's CPU, and weights are widened elsewhere; leave quantise.arithmetic out"
+        asked = f"{engine.quantise.arithmetic} arithmetic is of this host's CPU"
+        return f"{asked}, and weights are widened elsewhere; leave quantise.arithmetic out"
     if not device.is_modelled:
-        return None
+        no_bf16 = engine.quantise.arithmetic == "bf16" and not processor_has("bf16")
+        return "this processor lacks AVX-512 BF16; leave quantise.arithmetic out" if no_bf16 else None
     if engine.quantise.arithmetic != "fp32":
         return "a modelled device prices arithmetic of two bytes a value, so quantise.arithmetic is for the host"
     if engine.quantise.asked and not plays:

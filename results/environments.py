@@ -112,7 +112,9 @@ class Road(Record):
     dtype: str | None = "float32"
     """Of the arithmetic; weights may be narrower. None: of another engine, which does not tell it."""
     rounds_inputs: bool = False
-    """Whether products with weights of 8 and 4 bits took inputs rounded to int8 (`arithmetic = "int8"`)."""
+    """Whether products took rounded inputs (`quantise.arithmetic`)."""
+    rounded_to: Literal["int8", "bf16"] = "int8"
+    """What to, where they did."""
     n_threads: int
     """Of each process, the most in a phase."""
     threads_are_asked: bool = False

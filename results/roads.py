@@ -28,7 +28,7 @@ def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[
     parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
     parts += [road.instruction_set] if road.instruction_set else []
     parts += [road.dtype] if road.dtype and road.dtype != "float32" and with_chosen else []
-    parts += ["int8 arithmetic"] if road.rounds_inputs and with_chosen else []
+    parts += [f"{road.rounded_to} arithmetic"] if road.rounds_inputs and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
     parts += _thread_words(road) if with_chosen else []
     if road.n_processes > 1 or with_one:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from engines.road import build
 from tests.benchmarks.decode_roads import BUNDLED as BUNDLED_NAME
 from tests.benchmarks.decode_roads import arms_of, loader, rate, ratio_of_turns, readied, request
 from tests.benchmarks.engine_speed import FORMS, PROMPTS, conditions, not_taken
-from tests.benchmarks.limits import best
-from tests.benchmarks.llama_cpp import Form, stored_form
+from tests.benchmarks.limits import DensePrefill, Limits, best, rate_of
+from tests.benchmarks.llama_cpp import Form, LlamaBench, stored_form
 from tests.benchmarks.loading import LoadFailedError, layers_of, load, resident_bytes, write_checkpoint
 from tests.benchmarks.measurement import (
     Measurement,
@@ -32,7 +33,7 @@ from tests.benchmarks.race_models import (
     is_sparse,
     prefill_flop,
 )
-from tests.benchmarks.timing import Figure, Instant, Turns, between
+from tests.benchmarks.timing import Figure, Instant, Timed, Turns, between
 from tests.fakes.random_models import BUNDLED
 
 MOE, DENSE, _ = MODELS
@@ -84,6 +85,31 @@ def test_decode_reads_weights_head_and_a_cache_of_16_bits() -> None:
 def test_the_limit_is_the_way_with_the_best_median_not_the_best_turn() -> None:
     limit = best({"steady": Turns([10.0, 10.0, 10.0]), "lucky once": Turns([5.0, 5.0, 30.0])}, 3)
     assert (limit.figure.median, limit.way) == (10.0, "steady")
+
+
+def test_the_limit_of_prefill_is_the_best_way_of_the_same_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.benchmarks.limits.read_ways", dict)
+    rates = {"fp32": {"ours": 2e11, "other": 1e11}, "int8": {"ours": 5e11, "other": 6e11}}
+    limits = Limits(1, {by: {who: partial(float, rate) for who, rate in ways.items()} for by, ways in rates.items()})  # type: ignore[misc]
+    limits.turn()
+    found = {by: limits.flop_per_s(by) for by in ("fp32", "int8")}  # type: ignore[arg-type]
+    assert {by: (limit.figure.median, limit.way) for by, limit in found.items()} == {
+        "fp32": (2e11, "ours"),
+        "int8": (6e11, "other"),
+    }
+
+
+def test_a_rate_is_that_of_the_fastest_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([3.0, 2.0, 4.0])
+    monkeypatch.setattr("tests.benchmarks.limits.timed", lambda work: Timed(next(seconds), True))
+    assert rate_of(100, lambda: None)() == 50
+
+
+def test_a_prefill_of_the_dense_model_is_told_in_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaBench, "prefill", lambda self, gguf, n_prompt: 10.0)
+    found = DensePrefill(LlamaBench("llama-bench"), Path("f32.gguf"), DENSE, n_prompt=1).flop_per_s()
+    # Two operations a weight, and of one key two for qk and two for pv in 8 layers of 16 heads of 64.
+    assert found == 10 * (2 * active_weights(DENSE) + 4 * 8 * 16 * 64)
 
 
 def test_a_neighbour_of_more_than_a_tenth_of_the_machine_disturbs_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +178,7 @@ def test_rows_come_back_from_the_json_as_they_were(tmp_path: Path) -> None:
 def test_the_page_names_the_figures_that_it_lacks() -> None:
     everything = [row(conditions(name, form, n, "AVX2")) for name in MODELS for form in FORMS for n in PROMPTS]
     assert not_taken(everything) == "none"
-    lacking = [m for m in everything if not m.conditions.startswith(f"{DENSE}, bf16")]
+    lacking = [m for m in everything if not m.conditions.startswith(f"{DENSE}, bf16,")]
     assert not_taken(lacking[1:]) == f"{MOE}, f32, prompt 512, AVX2; {DENSE}, bf16, AVX2"
     both = [*everything, row(conditions(MOE, "f32", PROMPTS[0], "AVX-512"))]
     assert not_taken(both).startswith(f"{MOE}, f32, prompt {PROMPTS[1]}, {PROMPTS[2]}, AVX-512; {MOE}, bf16, AVX-512; ")

@@ -17,7 +17,7 @@ from engines.expert_memory import ExpertMemory
 from engines.kernels import native
 from engines.model import experts as expert_module
 from engines.model.checkpoints import load_checkpoint
-from engines.model.quantised import AS_THE_MODEL, Form, Quantisation
+from engines.model.quantised import AS_THE_MODEL, Arithmetic, Form, Quantisation
 from engines.model.slots import slot_bytes
 from engines.model.tensor_files import is_mapped
 from engines.reference import ReferenceEngine
@@ -77,19 +77,28 @@ def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
     assert torch.equal(all_logits(loaded), expected)
 
 
-NARROW: tuple[Form, ...] = ("int8", "int4-g32", "fp8", "mxfp4")
+needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no bf16 here: {native.why_not_bf16()}")
+NARROW = [
+    *((form, "fp32") for form in ("int8", "int4-g32", "fp8", "mxfp4")),
+    *((form, "int8") for form in ("int8", "int4-g32")),
+    pytest.param("bf16", "bf16", marks=needs_bf16),
+]
 
 
-@pytest.mark.parametrize("form", NARROW)
+@pytest.mark.parametrize(("form", "arithmetic"), NARROW)
 @pytest.mark.parametrize("name", ["lru", "static"])
-def test_narrow_experts_go_through_slots_as_they_lie_in_memory(form: Form, name: str) -> None:
-    """Bit for bit, and the bytes that move are the narrow ones."""
-    quantise = Quantisation(experts=form)
+def test_narrow_experts_go_through_slots_as_they_lie_in_memory(form: Form, arithmetic: Arithmetic, name: str) -> None:
+    """Bit for bit, in their arithmetic, and the bytes that move are the narrow ones."""
+    quantise = Quantisation(experts=form, arithmetic=arithmetic)
     expected = all_logits(engine(BUNDLED, "dropless", quantise=quantise))
     memory = ExpertMemory(None, form)
     loaded = engine(BUNDLED, name, quantise=quantise, parameters={"slots": 3}, expert_memory=memory)
     loaded.take_counters()
     assert torch.equal(all_logits(loaded), expected)
+    assert loaded.take_road().rounds_inputs is (arithmetic != "fp32")
+    if arithmetic != "fp32":
+        plain = engine(BUNDLED, "dropless", quantise=Quantisation(experts=form))
+        assert not torch.equal(all_logits(plain), expected), "inputs were not rounded"
     found = loaded.take_counters()
     assert found.misses
     assert found.bytes_moved == found.misses * narrow_bytes(form)
@@ -110,7 +119,9 @@ def experts_of(checkpoint: Any, layer: int) -> Any:
 
 def narrow_bytes(form: Form) -> int:
     """Of an expert of the bundled model: two matrices of 128 x 192 and one of 192 x 128."""
-    bits, group, scale = {"int8": (8, 0, 4), "fp8": (8, 0, 4), "int4-g32": (4, 32, 4), "mxfp4": (4, 32, 1)}[form]
+    bits, group, scale = {
+        "bf16": (16, 0, 0), "int8": (8, 0, 4), "fp8": (8, 0, 4), "int4-g32": (4, 32, 4), "mxfp4": (4, 32, 1)
+    }[form]  # fmt: skip
     return sum(
         rows * columns * bits // 8 + rows * (columns // group if group else 1) * scale
         for rows, columns in ((128, 192), (128, 192), (192, 128))

@@ -18,8 +18,8 @@ from engines.dispatch import Routing
 from engines.kernels import compile as compiling
 from engines.kernels import native
 from engines.model.architecture import RouterConfig
-from engines.model.experts import ExpertWeights, GatedWeights, execute
-from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4, rounded, store
+from engines.model.experts import ExpertWeights, GatedWeights, execute, widened_linear
+from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4, rounded_to_int8, store
 from engines.model.rope import turn
 from engines.model.router import RouterWeights, route
 from engines.oracle import mix_experts
@@ -112,6 +112,51 @@ def test_int8_arithmetic_of_nibbles_that_fill_half_a_register_loses_no_column(fo
         assert relative_error(native.linear(x, weight), expected) < 1e-6
 
 
+def bf16_by_hand(x: Tensor) -> Tensor:
+    """The nearer of the two numbers of 8 significant bits that lie about it, of equally near ones the even one."""
+    mantissa, exponent = torch.frexp(x.double())
+    return torch.ldexp((mantissa * 256).round(), exponent - 8)  # torch rounds halves to even
+
+
+needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no bf16 here: {native.why_not_bf16()}")
+
+
+@needs_bf16
+@pytest.mark.parametrize("n_rows", [*range(1, 10), 16, 17, 25, 33, 150])
+@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 100, 257, 384])
+def test_linear_of_bf16_arithmetic_is_the_product_of_inputs_rounded_to_bf16(width: int, n_rows: int) -> None:
+    """Widths that fill no pair, no register and no tile's depth among them."""
+    x, weight, bias = random(n_rows, width), store(random(130, width, seed=5), "bf16", "bf16"), random(130, seed=6)
+    assert native.reads(weight)
+    expected = bf16_by_hand(x) @ weight.to(torch.float32).double().T
+    assert relative_error(native.linear(x, weight), expected) < 1e-6
+    assert relative_error(native.linear(x, weight, bias), expected + bias) < 1e-6
+    plain = x.double() @ weight.to(torch.float32).double().T
+    assert relative_error(native.linear(x, weight), plain) > 1e-4, "inputs were not rounded"
+
+
+@needs_bf16
+def test_bf16_arithmetic_carries_on_what_is_no_number_and_keeps_what_lies_halfway_even() -> None:
+    """1 + 2^-8 lies between 1 and 1 + 2^-7, and 1 + 3 * 2^-8 between that and 1 + 2^-6."""
+    weight = store(torch.eye(64), "bf16", "bf16")
+    for n_rows in (2, 20):
+        x = torch.ones(n_rows, 64)
+        x[0, :4] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 3e38])
+        found = native.linear(x, weight)
+        assert found[0, :4].tolist() == [1, 1 + 2**-6, -1, float(torch.tensor(3e38).bfloat16())]
+        for odd in (float("nan"), float("inf")):
+            x[1, 5] = odd
+            assert not native.linear(x, weight)[1].isfinite().any()
+
+
+def test_bf16_arithmetic_on_torch_alone_is_that_of_rounded_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "why_not_bf16", lambda: "not here")
+    x, weight = random(5, 100), store(random(7, 100, seed=5), "bf16", "bf16")
+    assert not native.reads(weight)
+    expected = bf16_by_hand(x) @ weight.to(torch.float32).double().T
+    assert relative_error(widened_linear(x, weight), expected) < 1e-6
+
+
 @needs_compiler
 @rounds
 def test_int8_arithmetic_of_extreme_weights_and_inputs_does_not_wrap(form: str) -> None:
@@ -131,7 +176,7 @@ def test_int8_arithmetic_takes_zeros_tiny_and_missing_numbers(form: str) -> None
         x = random(n_rows, 128)
         x[0, :64], x[1, 32:64] = 0, 1e-38
         expected = torch.where(x.abs() > 1e-37, x, 0)
-        expected = torch.cat([rounded(block) for block in expected.split(32, dim=-1)], dim=-1).double()
+        expected = torch.cat([rounded_to_int8(block) for block in expected.split(32, dim=-1)], dim=-1).double()
         assert relative_error(native.linear(x, weight), expected @ weight.to(torch.float32).double().T) < 1e-6
         for odd in (float("nan"), float("inf")):
             x[1, 40] = odd

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engines.base import unheard
+from engines.kernels import native
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
 from engines.model.transformer import Transformer
@@ -144,6 +145,40 @@ def test_answers_are_those_of_one_process_alone_and_in_a_batch(one: ReferenceEng
         theirs.routed_pairs, theirs.computed_rows, 0,
     )  # fmt: skip
     assert two.held_weights().n_parameters == one.held_weights().n_parameters
+
+
+needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no bf16 here: {native.why_not_bf16()}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [technique("tensor-parallel"), technique("expert-parallel")], ids=["tp", "ep"])
+@pytest.mark.parametrize(
+    ("form", "arithmetic"), [("int8", "int8"), ("int4-g32", "int8"), pytest.param("bf16", "bf16", marks=needs_bf16)]
+)
+def test_rounded_inputs_over_ranks_give_what_one_process_gives(chosen: Any, form: Any, arithmetic: Any) -> None:
+    """Slices are whole blocks of 32 columns, so that each rank rounds as one process does. Sums are added in another
+    order, which may bring a level near a tie to the other side, and a token of this small model to another expert.
+    Where that does not happen, log-likelihoods stay where rounding put them: in two texts of six at least."""
+    asked = [LOGLIKELIHOOD.model_copy(update={"prompt_ids": tuple(range(20 + 7 * i, 60 + 9 * i))}) for i in range(6)]
+    quantise = Quantisation(experts=form, arithmetic=arithmetic)
+    one, unrounded = (
+        ReferenceEngine(load_checkpoint(BUNDLED, torch.float32, asked), DroplessParameters(), CHUNK, threads=1)
+        for asked in (quantise, Quantisation(experts=form))
+    )
+    several = ParallelEngine(
+        RanksAsked(inspect_checkpoint(BUNDLED), chosen, 2, quantise=quantise, prefill_chunk=CHUNK, threads=1)
+    )
+    try:
+        found_N, exact_N, plain_N = (
+            torch.tensor([engine.run(one_of, unheard).loglikelihood for one_of in asked])
+            for engine in (several, one, unrounded)
+        )
+        moved_N = (found_N - exact_N).abs() / (plain_N - exact_N).abs()  # 1 where ranks would not round
+        assert float(moved_N.sort().values[1]) < 0.2
+        assert several.take_road().rounded_to == arithmetic
+        several.take_counters()  # raises where bytes are not what the plans say
+    finally:
+        several.close()
 
 
 @pytest.mark.slow

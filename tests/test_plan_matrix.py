@@ -112,6 +112,17 @@ def test_arithmetic_is_a_choice_of_the_plan_that_makes_another_cell() -> None:
     assert plain.cell.cell_id != rounded.cell.cell_id
 
 
+@pytest.mark.parametrize(("has_bf16", "planned"), [(True, {"plain", "rounding"}), (False, {"plain"})])
+def test_bf16_arithmetic_is_skipped_where_the_processor_has_none(
+    has_bf16: bool, planned: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.combinations.processor_has", lambda what: has_bf16)
+    arm = DROPLESS | {"name": "rounding", "quantise": {"experts": "bf16", "arithmetic": "bf16"}}
+    plan = build_plan(raw_plan(engine=[DROPLESS | {"name": "plain"}, arm]))
+    assert {c.cell.engine for c in plan.cells} == planned
+    assert ["lacks AVX-512 BF16" in line for line in plan.skipped] == ([] if has_bf16 else [True])
+
+
 def test_int8_arithmetic_stays_on_the_cpu_of_this_host() -> None:
     arm = DROPLESS | {"quantise": {"experts": "int8", "arithmetic": "int8"}}
     on_gpu = {"name": "host", "computes": "cuda"}

@@ -159,7 +159,7 @@ def test_weights_stored_in_bf16_are_quantised_as_their_values(form: quantised.Fo
 
 def test_rounded_inputs_are_whole_steps_of_their_block_and_the_nearest_ones() -> None:
     x = random(7, 100) * torch.logspace(-20, 20, 7)[:, None]
-    found = quantised.rounded(x)
+    found = quantised.rounded_to_int8(x)
     for given, block in zip(x.split(32, dim=1), found.split(32, dim=1), strict=True):
         step = given.abs().amax(dim=1, keepdim=True).double() / 127
         levels = block.double() / step
@@ -171,8 +171,26 @@ def test_rounded_inputs_are_whole_steps_of_their_block_and_the_nearest_ones() ->
 def test_rounded_inputs_of_whole_levels_stay_and_half_ones_become_even() -> None:
     """The largest is 127, so a step is 1."""
     x = torch.tensor([[127.0, -127.0, 3.0, 0.5, 1.5, 2.5, -0.5, -1.5, 0.0, 63.49]])
-    assert quantised.rounded(x).tolist() == [[127.0, -127.0, 3.0, 0.0, 2.0, 2.0, 0.0, -2.0, 0.0, 63.0]]
-    assert quantised.rounded(torch.tensor([[0.0, 0.0], [1e-38, -1e-38]])).abs().tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert quantised.rounded_to_int8(x).tolist() == [[127.0, -127.0, 3.0, 0.0, 2.0, 2.0, 0.0, -2.0, 0.0, 63.0]]
+    assert quantised.rounded_to_int8(torch.tensor([[0.0, 0.0], [1e-38, -1e-38]])).abs().tolist() == [
+        [0.0, 0.0],
+        [0.0, 0.0],
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_only_weights_of_bf16_are_multiplied_in_bf16_and_they_are_not_copied(form: quantised.Form) -> None:
+    weight = random(4, 128).to(quantised.PLAIN_DTYPES.get(form, torch.float32))
+    stored = store(weight, form, "bf16")
+    assert (isinstance(stored, QuantisedMatrix) and stored.arithmetic == "bf16") is (form == "bf16")
+    if form == "bf16":
+        assert isinstance(stored, QuantisedMatrix)
+        assert stored.values.data_ptr() == weight.data_ptr()
+        assert (stored.nbytes, stored.shape) == (weight.nbytes, weight.shape)
+        assert torch.equal(stored.to(torch.float32), weight.float())
+        cut = stored[1:3].columns(32, 96)
+        assert cut is not None
+        assert torch.equal(cut.to(torch.float32), weight[1:3, 32:96].float())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -198,6 +216,11 @@ def test_only_weights_of_8_and_4_whole_bits_are_multiplied_in_int8(form: quantis
 def test_int8_arithmetic_of_other_weights_is_refused(forms: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=f'arithmetic "int8" multiplies weights of int8, int4-g32.*, and {told}'):
         quantised.Quantisation.model_validate({**forms, "arithmetic": "int8"})
+
+
+def test_bf16_arithmetic_of_other_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match='"bf16" multiplies weights of bf16, and there are only experts int8'):
+        quantised.Quantisation.model_validate({"experts": "int8", "arithmetic": "bf16"})
 
 
 # --- storage ----------------------------------------------------------------------------------------------------------

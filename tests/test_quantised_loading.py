@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engines.errors import EngineError
+from engines.kernels import native
 from engines.model.architecture import ModelConfig
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
+from engines.model.held_weights import held_weights, rounds_inputs
 from engines.model.quantised import AS_THE_MODEL, FORMS, Quantisation, QuantisedMatrix, store
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.weights import ModelWeights, SparseWeights
@@ -59,15 +61,19 @@ def held(part: Any) -> Iterator[Tensor]:
             yield from held(getattr(part, field.name))
 
 
-def test_int8_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no bf16 here: {native.why_not_bf16()}")
+
+
+@pytest.mark.parametrize("arithmetic", ["int8", pytest.param("bf16", marks=needs_bf16)])
+def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
+    arithmetic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefill and a step of decoding in the kernels, beside products by torch. Of one layer: a level near a tie may go
     the other way, and with many layers that error travels."""
     write_family(tmp_path, FamilyCase("Qwen3Moe", WIDE_MOE.changes | {"num_hidden_layers": 1}))
     copy_tokenizer(tmp_path)
-    every = dict.fromkeys(("experts", "attention", "head"), "int8")
-    asked = Quantisation.model_validate(every | {"arithmetic": "int8"})
+    every = dict.fromkeys(("experts", "attention", "head"), arithmetic)  # stored so too
+    asked = Quantisation.model_validate(every | {"arithmetic": arithmetic})
 
     def both(quantise: Quantisation) -> tuple[Tensor, Tensor]:
         model = Transformer(load_checkpoint(str(tmp_path), torch.float32, quantise))
@@ -83,8 +89,28 @@ def test_int8_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
     expected = both(asked)
     for own, torchs, unrounded in zip(found, expected, plain, strict=True):
         apart, cost = (own - torchs).norm() / torchs.norm(), (unrounded - torchs).norm() / torchs.norm()
-        assert cost > 1e-3
+        assert cost > 1e-3 if arithmetic == "int8" else cost > 3e-4
         assert apart < cost / 5
+
+
+def test_bf16_arithmetic_is_refused_where_nothing_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "why_not_bf16", lambda: "this processor lacks it")
+    with pytest.raises(EngineError, match='arithmetic "bf16": this processor lacks it; leave arithmetic out'):
+        load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, Quantisation(experts="bf16", arithmetic="bf16"))
+
+
+@needs_bf16
+def test_matrices_of_bf16_arithmetic_take_no_more_memory_and_other_ones_stay_plain(tmp_path: Path) -> None:
+    """Held as the model's own dtype says, with a head that is tied: that stays the embedding's memory."""
+    write_family(tmp_path, FamilyCase("Qwen3Moe", WIDE_MOE.changes | {"tie_word_embeddings": True}))
+    copy_tokenizer(tmp_path)
+    plain = load_checkpoint(str(tmp_path), torch.bfloat16).weights
+    asked = Quantisation(experts="bf16", head="bf16", arithmetic="bf16")
+    rounding = load_checkpoint(str(tmp_path), torch.bfloat16, asked).weights
+    assert held_weights(rounding) == held_weights(plain)
+    assert not rounding.head_is_copy
+    assert (rounds_inputs(plain), rounds_inputs(rounding)) == (None, "bf16")
+    assert isinstance(rounding.embedding_LH, Tensor)
 
 
 # --- which tensors ----------------------------------------------------------------------------------------------------

@@ -232,14 +232,15 @@ def test_tables_name_every_road_of_a_cell() -> None:
     assert list(summary(made)["road"]) == [" / ".join(words)]
 
 
-def test_int8_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32() -> None:
-    rounding = KERNELS.model_copy(update={"rounds_inputs": True})
+@pytest.mark.parametrize("to", ["int8", "bf16"])
+def test_rounding_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32(to: str) -> None:
+    rounding = KERNELS.model_copy(update={"rounds_inputs": True, "rounded_to": to})
     cells = [cell("c1"), cell("c2", engine="other")]
     made = run(cells, [trial("c1", 0, road=KERNELS), trial("c2", 0, road=rounding)])
-    assert "int8 arithmetic" in road_words(rounding)
-    assert "int8 arithmetic" not in road_words(KERNELS)
+    assert f"{to} arithmetic" in road_words(rounding)
+    assert f"{to} arithmetic" not in road_words(KERNELS)
     (note,) = road_notes(made)
-    assert "int8 arithmetic" in note
+    assert f"{to} arithmetic" in note
 
 
 def test_a_gpu_is_not_said_to_compute_by_the_kernels_of_the_cpu() -> None:

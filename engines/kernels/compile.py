@@ -37,6 +37,7 @@ X86_FLAGS = {
     "AVX-512": ("avx512f", "avx512vl", "avx512bw", "avx512dq"),
     "AVX2": ("avx2", "fma", "f16c"),
     "AVX": ("avx",),
+    "bf16": ("avx512_bf16",),
 }
 """By what the library says of itself, the words of /proc/cpuinfo."""
 TIMEOUT_S = 120

@@ -15,8 +15,7 @@
 #include "parts.h"
 #include "pool.h"
 #include "products.h"
-#include "wide.h"
-#include "wide_rounded.h"
+#include "wide_by.h"
 
 // The rows of an expert call, and its three matrices: gate and up [I, H], down [H, I].
 struct Experts {
@@ -134,7 +133,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
         return token < 0 ? nullptr : e.hidden_TH + token * hidden;
       };
       pack(block.n, hidden, row_of, block.packed);
-      if (e.gate(0).arithmetic == kByInt8) round_block(block.n, e.gate(0), block.packed);
+      ready_block(block.n, e.gate(0), block.packed);
     }
   });
   // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
@@ -163,9 +162,9 @@ inline void wide_experts(const Experts& e, int n_threads) {
       }
     }
   });
-  if (e.down(0).arithmetic == kByInt8)
+  if (e.down(0).arithmetic != kByFp32)
     in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; b++) round_block(blocks[b].n, e.down(0), blocks[b].inner);
+      for (int64_t b = begin; b < end; b++) ready_block(blocks[b].n, e.down(0), blocks[b].inner);
     });
   if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not blocks, so that no two threads add to the same one.

@@ -58,6 +58,9 @@ const char* joulebench_instruction_set() {
 #endif
 }
 
+// Whether matrices of bf16 are multiplied with inputs rounded to bf16 here.
+int32_t joulebench_multiplies_bf16() { return kMultipliesPairs; }
+
 // See Pool::choose.
 int32_t joulebench_choose(int32_t n_threads, int32_t* ids, int32_t n_ids) { return pool().choose(n_threads, ids, n_ids); }
 

@@ -162,6 +162,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     ]
     return {
         "instruction_set": (ctypes.c_char_p, []),
+        "multiplies_bf16": (i32, []),
         "choose": (i32, [i32, pointer, i32]),
         "spin": (None, [i64]),
         "linear": (None, [pointer, pointer, i64, pointer, pointer, i32]),

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "bf16.h"
 #include "matrix.h"
 #include "rounded.h"
 
@@ -173,6 +174,7 @@ template <int R, int T>
 inline void dot_rows(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
   if (m.arithmetic == kByInt8)
     return m.format == kInt4 ? dot_int4_bytes<R, T>(m, row, step, x, out) : dot_int8_bytes<R, T>(m, row, step, x, out);
+  if (is_by_pairs(m)) return dot_pairs<R, T>(m, row, step, x, out);
   const int64_t first = row * m.columns;
   switch (m.format) {
     case kFp32: return dot_in_order<Fp32, R, T>((const float*)m.values + first, step, m.columns, x, out);
@@ -222,15 +224,17 @@ inline void in_streams(int64_t begin, int64_t end, const F& visit) {
 
 inline int64_t input_stride(const Matrix& m) {
   if (m.arithmetic == kByInt8) return rounded_stride(m);
+  if (is_by_pairs(m)) return pairs_stride(m.columns);
   return m.format == kInt4 ? int4_stride(m.columns) : m.columns;
 }
 
-// How rows of a format want their input: as it is, raised, as prepare_int4 leaves it, or in bytes.
-enum class Input { kPlain, kRaised, kForInt4, kBytesForInt8, kBytesForInt4 };
-constexpr int kInputs = 5;
+// How rows of a format want their input: as it is, raised, as prepare_int4 leaves it, in bytes, or in bf16.
+enum class Input { kPlain, kRaised, kForInt4, kBytesForInt8, kBytesForInt4, kPairs };
+constexpr int kInputs = 6;
 
 inline Input input_of(const Matrix& m) {
   if (m.arithmetic == kByInt8) return m.format == kInt4 ? Input::kBytesForInt4 : Input::kBytesForInt8;
+  if (is_by_pairs(m)) return Input::kPairs;
   if (m.format == kInt4) return Input::kForInt4;
   return m.format == kFp8 || m.format == kMxfp4 ? Input::kRaised : Input::kPlain;
 }
@@ -251,6 +255,7 @@ inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_row
     for (int64_t i = 0; i < n_rows * m.columns; i++) prepared[i] = x[i] * kRaise;
   else {
     const auto prepare = input == Input::kForInt4 ? prepare_int4
+                         : input == Input::kPairs ? prepare_pairs
                          : input == Input::kBytesForInt4 ? prepare_int4_bytes
                                                          : prepare_int8_bytes;
     for (int64_t r = 0; r < n_rows; r++) prepare(x + r * m.columns, m.columns, prepared + r * stride);

@@ -9,19 +9,21 @@ N query heads, M key/value heads, S positions of the cache, D features of a head
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engines.kernels.compile import FLAGS_VARIABLE, has
 from engines.kernels.library import library
 from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix
 
 # Numbers of `enum Format` and `enum Arithmetic` in matrix.h.
 _PLAIN_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_QUANTISED_FORMATS = {"int8": 3, "fp8": 4, "int4": 5, "mxfp4": 6}
-_ARITHMETICS: dict[Arithmetic, int] = {"fp32": 0, "int8": 1}
+_QUANTISED_FORMATS = {"bf16": 1, "int8": 3, "fp8": 4, "int4": 5, "mxfp4": 6}
+_ARITHMETICS: dict[Arithmetic, int] = {"fp32": 0, "int8": 1, "bf16": 2}
 MAX_HEAD_DIM = 512
 
 
@@ -107,10 +109,21 @@ def serves(*tensors: Tensor) -> bool:
     return library() is not None and all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
 
 
+@functools.cache
+def why_not_bf16() -> str | None:
+    """Why nothing here multiplies bf16 by itself; None where the kernels do."""
+    kernels = library()
+    if kernels is None:
+        return "there are no kernels, and torch would only imitate it: see `joulebench doctor`"
+    if not kernels.joulebench_multiplies_bf16() or not has("bf16"):
+        return f"this processor, or {FLAGS_VARIABLE}, lacks AVX-512 BF16"
+    return None
+
+
 def reads(matrix: Matrix) -> bool:
     """Whether the kernels read this matrix."""
     if isinstance(matrix, QuantisedMatrix):
-        return matrix.values.is_cpu
+        return matrix.values.is_cpu and (matrix.arithmetic != "bf16" or why_not_bf16() is None)
     return matrix.dtype in _PLAIN_FORMATS and matrix.is_cpu and matrix.is_contiguous()
 
 

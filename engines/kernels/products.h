@@ -12,8 +12,7 @@
 #include "matrix.h"
 #include "narrow.h"
 #include "pool.h"
-#include "wide.h"
-#include "wide_rounded.h"
+#include "wide_by.h"
 
 // Chunks of one stage: enough for threads to even out what they do, few enough to cost nothing. Of a single thread too: it
 // may be helped (lending.h).
@@ -74,7 +73,7 @@ inline void wide_products(const Product* products, int n_products, const float* 
     for (int64_t b = begin; b < end; b++) {
       const TokenBlock block = block_of(b);
       pack(block.n, columns, [&](int64_t i) { return x + (block.first + i) * columns; }, block.packed);
-      if (m0.arithmetic == kByInt8) round_block(block.n, m0, block.packed);
+      ready_block(block.n, m0, block.packed);
     }
   });
   const auto n_groups_of = [](const Product& p) { return (p.matrix->rows + kGroupRows - 1) / kGroupRows; };

@@ -158,26 +158,36 @@ inline void prefetch_share(int n_rows, int64_t columns, int start, int64_t done,
     prefetch_row(row_at(next_start + int(r)), next, std::min(kDepth, columns - next));
 }
 
+// A tile's rows, widened. What a tile is to multiply_group: it takes rows, finds the part of a panel that they meet, and is
+// multiplied with it.
+struct FloatTile {
+  alignas(64) float weights[kTileRows * kRowStride];
+
+  void take(int r, const Row& row, int64_t first, int64_t depth) {
+    widen_row(*row.matrix, row.row, first, depth, weights + r * kRowStride);
+  }
+  static const float* part(const float* panel, int64_t first, int lanes) { return panel + first * lanes; }
+  void multiply_with(const float* panel, int64_t depth, int lanes, float* tile) const {
+    multiply_tile(weights, panel, depth, lanes, tile);
+  }
+};
+
 // Up to 48 matrix rows times all tokens of a block: results[panel][48][lanes]. row_at(r) names the r-th row, for any r
 // up to 47; from n_rows on it may be any row, and the results mean nothing.
-template <class F>
+template <class Tile, class F>
 inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {
-  alignas(64) float weights[kTileRows * kRowStride];
+  Tile tile;
   const int64_t panels = n_panels(block.n);
   std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
   for (int start = 0; start < n_rows; start += kTileRows)
     for (int64_t first = 0; first < columns; first += kDepth) {
       const int64_t depth = std::min(kDepth, columns - first);
-      for (int r = 0; r < kTileRows; r++) {
-        const Row row = row_at(start + r);
-        widen_row(*row.matrix, row.row, first, depth, weights + r * kRowStride);
-      }
+      for (int r = 0; r < kTileRows; r++) tile.take(r, row_at(start + r), first, depth);
       for (int64_t p = 0; p < panels; p++) {
         prefetch_share(n_rows, columns, start, first + depth, p, panels, row_at);
         const int lanes = lanes_of(block.n, p);
-        float* tile = results + p * kGroupRows * kPanel + start * lanes;
-        const float* panel = block.packed + p * kPanel * columns + first * lanes;
-        multiply_tile(weights, panel, depth, lanes, tile);
+        const float* part = Tile::part(block.packed + p * kPanel * columns, first, lanes);
+        tile.multiply_with(part, depth, lanes, results + p * kGroupRows * kPanel + start * lanes);
       }
     }
 }

@@ -169,28 +169,20 @@ inline void multiply_byte_tile(const uint8_t* weights, const float* scales, cons
 #endif
 }
 
-// multiply_group of wide.h, for rounded panels of any kind.
-template <class F>
-inline void multiply_group_by(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {
-  if (!is_by_bytes(*row_at(0).matrix)) return multiply_group(n_rows, columns, block, row_at, results);
+// A tile's rows as bytes: see FloatTile of wide.h.
+struct ByteTile {
   alignas(64) uint8_t weights[kTileRows * kByteStride] = {};
   alignas(64) float scales[kTileRows * kScaleStride];
-  const int64_t panels = n_panels(block.n);
-  const int shift = row_at(0).matrix->format == kInt8 ? 4 : 0;  // of starts, which are those of int4
-  std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
-  for (int start = 0; start < n_rows; start += kTileRows)
-    for (int64_t first = 0; first < columns; first += kDepth) {
-      const int64_t depth = std::min(kDepth, columns - first);
-      for (int r = 0; r < kTileRows; r++) {
-        const Row row = row_at(start + r);
-        raise_row(*row.matrix, row.row, first, depth, weights + r * kByteStride, scales + r * kScaleStride);
-      }
-      for (int64_t p = 0; p < panels; p++) {
-        prefetch_share(n_rows, columns, start, first + depth, p, panels, row_at);
-        const int lanes = lanes_of(block.n, p);
-        const float* panel = block.packed + p * kPanel * columns + first / kRoundedColumns * kRoundedFloats * lanes;
-        multiply_byte_tile(weights, scales, panel, n_pieces(depth, kRoundedColumns), shift, lanes,
-                           results + p * kGroupRows * kPanel + start * lanes);
-      }
-    }
-}
+  int shift = 0;  // of starts, which are those of int4
+
+  void take(int r, const Row& row, int64_t first, int64_t depth) {
+    shift = row.matrix->format == kInt8 ? 4 : 0;
+    raise_row(*row.matrix, row.row, first, depth, weights + r * kByteStride, scales + r * kScaleStride);
+  }
+  static const float* part(const float* panel, int64_t first, int lanes) {
+    return panel + first / kRoundedColumns * kRoundedFloats * lanes;
+  }
+  void multiply_with(const float* panel, int64_t depth, int lanes, float* tile) const {
+    multiply_byte_tile(weights, scales, panel, n_pieces(depth, kRoundedColumns), shift, lanes, tile);
+  }
+};

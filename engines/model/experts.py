@@ -119,8 +119,8 @@ def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Ten
     """
     if x.dim() == 2 and native.serves(x) and native.reads(weight):
         return native.linear(x, weight, bias)
-    is_rounded = isinstance(weight, QuantisedMatrix) and weight.arithmetic == "int8"
-    return F.linear(rounded(x) if is_rounded else x, weight.to(x.dtype), bias)
+    taken = rounded(x, weight.arithmetic) if isinstance(weight, QuantisedMatrix) else x
+    return F.linear(taken, weight.to(x.dtype), bias)
 
 
 def gated_ffn(x: Tensor, weights: GatedWeights, unit: GatedUnit = SWIGLU) -> Tensor:

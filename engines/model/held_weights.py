@@ -9,7 +9,7 @@ import torch
 
 from engines.base import HeldWeights
 from engines.model.experts import ExpertWeights
-from engines.model.quantised import QuantisedMatrix
+from engines.model.quantised import Arithmetic, QuantisedMatrix
 from engines.model.weights import ModelWeights, SparseWeights
 from results.records import ActiveWeights
 
@@ -28,9 +28,10 @@ def held_weights(weights: object) -> HeldWeights:
     return HeldWeights(sum(n for n, _ in seen.values()), sum(b for _, b in seen.values()))
 
 
-def rounds_inputs(weights: object) -> bool:
-    """Whether products with some of them are of int8 arithmetic."""
-    return any(isinstance(matrix, QuantisedMatrix) and matrix.arithmetic == "int8" for matrix in _matrices(weights))
+def rounds_inputs(weights: object) -> Arithmetic | None:
+    """The arithmetic of products with some of them that round their inputs; None where none does."""
+    found = (matrix.arithmetic for matrix in _matrices(weights) if isinstance(matrix, QuantisedMatrix))
+    return next((arithmetic for arithmetic in found if arithmetic != "fp32"), None)
 
 
 def active_weights(weights: ModelWeights, top_k: int) -> ActiveWeights:

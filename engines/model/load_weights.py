@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engines.calls import CallKind, Width
 from engines.errors import EngineError
+from engines.kernels import native
 from engines.model.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.experts import ExpertWeights, GatedWeights, sliced
@@ -26,9 +27,12 @@ from engines.model.norms import NormWeights
 from engines.model.quantised import (
     AS_THE_MODEL,
     PLAIN_DTYPES,
+    ROUNDED_FORMS,
+    Arithmetic,
     Form,
     Matrix,
     Quantisation,
+    QuantisedMatrix,
     check_width,
     mxfp4_from_blocks,
     store,
@@ -87,6 +91,10 @@ def _lie_alone(config: ModelConfig) -> bool:
     return config.names.stacked_experts is None and config.fp8_block is None and (moe is None or not moe.mxfp4)
 
 
+def _values(matrix: Matrix) -> Tensor:
+    return matrix.values if isinstance(matrix, QuantisedMatrix) else matrix
+
+
 class _Builder:
     def __init__(
         self,
@@ -102,17 +110,24 @@ class _Builder:
         self._read = read
         self._held_experts = held
         self._plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
-        is_narrow = quantise.experts not in (None, *PLAIN_DTYPES)
+        self._arithmetic = quantise.arithmetic
+        why_not = native.why_not_bf16() if quantise.arithmetic == "bf16" else None
+        if why_not is not None:
+            raise EngineError(f'arithmetic "bf16": {why_not}; leave arithmetic out')
+        is_narrow = quantise.experts not in (None, *PLAIN_DTYPES) or self._rounds(quantise.experts or self._plain)
         is_made = experts_as_filed and (is_narrow or not _lie_alone(config))
         n_experts = 0 if config.moe is None else len(config.moe.sparse_layers) * config.moe.n_experts
         self._made = MadeExperts(n_experts) if is_made else None
         self._experts_form: Form | None = quantise.experts or self._plain
         if experts_as_filed and not is_made:
             self._experts_form = None
-        self._arithmetic = quantise.arithmetic
         self._dense_form: Form = quantise.dense or self._plain
         self._attention_form: Form = quantise.attention or self._plain
         self._head_form: Form = quantise.head or self._plain
+
+    def _rounds(self, form: Form | None) -> bool:
+        """Whether products with matrices of this form round their inputs."""
+        return form in ROUNDED_FORMS.get(self._arithmetic, ())
 
     def model(self) -> ModelWeights:
         config, root = self._config, self._names.root
@@ -123,16 +138,15 @@ class _Builder:
         norm = self._norm(root + "model.norm")
         if not config.tie_embeddings:
             head_LH = self._matrix(head_name, self._head_form, rows, config.hidden)
-        elif self._head_form == self._plain:
-            head_LH = embedding_LH
         else:
-            head_LH = self._held(embedding_name, embedding, self._head_form)
+            is_plain = self._head_form == self._plain
+            head_LH = self._held(embedding_name, embedding_LH if is_plain else embedding, self._head_form)
         return ModelWeights(
             embedding_LH=embedding_LH,
             norm=norm,
             head_LH=head_LH,
             head_bias_L=self._vector(root + "lm_head.bias", rows) if config.head_bias else None,
-            head_is_copy=config.tie_embeddings and head_LH is not embedding_LH,
+            head_is_copy=config.tie_embeddings and _values(head_LH).data_ptr() != embedding_LH.data_ptr(),
             layers=tuple(self._layer(f"{root}model.layers.{n}.", n) for n in range(config.n_layers)),
         )
 
@@ -157,9 +171,11 @@ class _Builder:
         scale = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
         return weight.float() * scale[part]
 
-    def _held(self, name: str, weight: Tensor | PackedBlocks, form: Form | None) -> Matrix:
+    def _held(
+        self, name: str, weight: Tensor | PackedBlocks, form: Form | None, arithmetic: Arithmetic | None = None
+    ) -> Matrix:
         """A matrix, or the part of one that is called `name`, as it stays in memory. Row-major, as kernels want it.
-        form: None for the file's."""
+        form: None for the file's. arithmetic: None for the one that was asked for."""
         if form is None:
             assert isinstance(weight, Tensor)  # packed ones are made into another form
             return weight
@@ -173,14 +189,14 @@ class _Builder:
                 weight = unpack_mxfp4(weight.blocks, weight.scales)
             if weight.is_meta:
                 return weight
-            held = store(weight, form, self._arithmetic)
+            held = store(weight, form, arithmetic or self._arithmetic)
         except EngineError as error:
             raise EngineError(f"tensor {name!r}: {error}") from error
         return held.contiguous() if isinstance(held, Tensor) else held
 
     def _held_plain(self, name: str, weight: Tensor) -> Tensor:
         """For what is never quantised."""
-        held = self._held(name, weight, self._plain)
+        held = self._held(name, weight, self._plain, "fp32")
         assert isinstance(held, Tensor)  # every plain form is one
         return held
 

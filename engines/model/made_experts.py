@@ -26,10 +26,13 @@ ALIGNMENT = 64
 
 def tensors_of(expert: GatedWeights) -> tuple[Tensor, ...]:
     """Of its three matrices, in order, and then its biases: a plain matrix is one tensor, a narrow one its values and
-    its scales."""
+    its scales, if it has some."""
     found: list[Tensor] = []
     for matrix in (expert.gate_IH, expert.up_IH, expert.down_HI):
-        found += [matrix] if isinstance(matrix, Tensor) else [matrix.values, matrix.scales]
+        if isinstance(matrix, Tensor):
+            found.append(matrix)
+        else:
+            found += [matrix.values, matrix.scales] if matrix.scales.shape[-1] else [matrix.values]
     biases = (expert.gate_bias_I, expert.up_bias_I, expert.down_bias_H)
     return *found, *(bias for bias in biases if bias is not None)
 
@@ -41,7 +44,7 @@ def with_tensors(expert: GatedWeights, tensors: Iterable[Tensor]) -> GatedWeight
     def matrix(like: Matrix) -> Matrix:
         if isinstance(like, Tensor):
             return next(left)
-        return replace(like, values=next(left), scales=next(left))
+        return replace(like, values=next(left), scales=next(left) if like.scales.shape[-1] else like.scales)
 
     def bias(like: Tensor | None) -> Tensor | None:
         return None if like is None else next(left)

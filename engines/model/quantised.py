@@ -1,7 +1,7 @@
 """Weight-only quantisation: how a matrix is stored narrower than fp32, and the matrix that it then stands for.
 
 Arithmetic is fp32 where nothing else is asked for: a quantised product equals, up to the order of its sums, the product
-with `to(torch.float32)`. With int8 arithmetic it is that of `rounded` inputs.
+with `to(torch.float32)`. With int8 or bf16 arithmetic it is that of `rounded` inputs.
 
 Legend: N rows (outputs), K columns (inputs), G groups of a row, B blocks of 64 columns.
 """
@@ -24,10 +24,13 @@ from results.records import Record
 Form = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "mxfp4"]
 """How a matrix is stored. int4-gN: groups of N columns share a scale."""
 FORMS: tuple[Form, ...] = get_args(Form)
-Arithmetic = Literal["fp32", "int8"]
-"""What a product does to its input first. int8: see `rounded`."""
-ROUNDED_FORMS: tuple[Form, ...] = ("int8", "int4-g32", "int4-g64", "int4-g128")
-"""Whose products may be of int8 arithmetic."""
+Arithmetic = Literal["fp32", "int8", "bf16"]
+"""What a product rounds its input to first: see `rounded`."""
+ROUNDED_FORMS: dict[Arithmetic, tuple[Form, ...]] = {
+    "int8": ("int8", "int4-g32", "int4-g64", "int4-g128"),
+    "bf16": ("bf16",),
+}
+"""Whose products may be of this arithmetic."""
 ROUNDED_COLUMNS, ROUNDED_LEVELS, LEAST_LARGEST = 32, 127, 1e-34
 PLAIN_DTYPES: dict[Form, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Int4Group = Literal[32, 64, 128]
@@ -71,7 +74,8 @@ class Quantisation(Record):
     head: Form | None = None
     """A head that is tied to the embedding becomes a copy of its own."""
     arithmetic: Arithmetic = "fp32"
-    """Of products with matrices of 8 and 4 bits; others are computed in fp32. int8: their inputs are `rounded`."""
+    """int8: inputs of products with matrices of 8 and 4 bits are `rounded`; bf16: of those with matrices of bf16.
+    Others are computed in fp32."""
 
     @property
     def asked(self) -> dict[str, Form]:
@@ -80,12 +84,13 @@ class Quantisation(Record):
 
     @model_validator(mode="after")
     def _has_something_to_round_for(self) -> Quantisation:
-        if self.arithmetic == "int8" and not set(self.asked.values()) & set(ROUNDED_FORMS):
+        forms = ROUNDED_FORMS.get(self.arithmetic)
+        if forms is not None and not set(self.asked.values()) & set(forms):
             named = ", ".join(f"{component} {form}" for component, form in self.asked.items())
             there = f"only {named}" if named else "none, for no component is named"
             raise ValueError(
-                f'arithmetic "int8" multiplies weights of {", ".join(ROUNDED_FORMS)}, and there are {there}; others are'
-                " computed in fp32: store a component so, or leave arithmetic out"
+                f'arithmetic "{self.arithmetic}" multiplies weights of {", ".join(forms)}, and there are {there};'
+                " others are computed in fp32: store a component so, or leave arithmetic out"
             )
         return self
 
@@ -99,6 +104,7 @@ class QuantisedMatrix:
 
     | kind | values | scales |
     |---|---|---|
+    | bf16 | bf16 [..., N, K] | fp32 [..., N, 0]: none; for bf16 arithmetic only, else it is a tensor |
     | int8 | int8 [..., N, K] | fp32 [..., N] |
     | fp8 | float8_e4m3fn [..., N, K] | fp32 [..., N] |
     | int4 | int32 [..., N, K/8] | fp32 [..., N, K/group] |
@@ -107,7 +113,7 @@ class QuantisedMatrix:
 
     values: Tensor
     scales: Tensor
-    kind: Literal["int8", "int4", "fp8", "mxfp4"]
+    kind: Literal["bf16", "int8", "int4", "fp8", "mxfp4"]
     group: int | None = None
     """Columns that share a scale; None: all of a row."""
     arithmetic: Arithmetic = "fp32"
@@ -138,6 +144,8 @@ class QuantisedMatrix:
 
     def to(self, dtype: torch.dtype) -> Tensor:
         """The matrix that the stored one stands for."""
+        if self.kind == "bf16":
+            return self.values.to(dtype)
         if self.group is None:
             return (self.values.float() * self.scales[..., None]).to(dtype)
         if self.kind == "mxfp4":
@@ -150,9 +158,16 @@ Matrix = Tensor | QuantisedMatrix
 """A matrix as it is stored: `to` gives the one it stands for."""
 
 
-def rounded(x: Tensor) -> Tensor:
-    """[..., K] as int8 arithmetic takes it: of 32 columns the largest magnitude becomes 127, and all are rounded to
-    whole numbers, of two equally near ones to the even one. What is too small for a scale becomes 0."""
+def rounded(x: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """[..., K] as this arithmetic takes it."""
+    if arithmetic == "bf16":
+        return x.bfloat16().to(x.dtype)
+    return rounded_to_int8(x) if arithmetic == "int8" else x
+
+
+def rounded_to_int8(x: Tensor) -> Tensor:
+    """Of 32 columns the largest magnitude becomes 127, and all are rounded to whole numbers, of two equally near ones
+    to the even one. What is too small for a scale becomes 0."""
     missing = -x.shape[-1] % ROUNDED_COLUMNS
     blocks = F.pad(x, (0, missing)).reshape(*x.shape[:-1], -1, ROUNDED_COLUMNS)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
@@ -167,9 +182,11 @@ def store(weight: Tensor, form: Form, arithmetic: Arithmetic = "fp32") -> Matrix
     """[..., N, K] in this form. Nothing is copied where a plain form is the one that the weight has. arithmetic: of
     products with it, where the form is one of `ROUNDED_FORMS`; of others fp32."""
     stored = _stored(weight, form)
-    if isinstance(stored, QuantisedMatrix) and form in ROUNDED_FORMS:
-        return replace(stored, arithmetic=arithmetic)
-    return stored
+    if form not in ROUNDED_FORMS.get(arithmetic, ()):
+        return stored
+    if isinstance(stored, Tensor):
+        stored = QuantisedMatrix(stored.contiguous(), torch.empty(*stored.shape[:-1], 0), "bf16")
+    return replace(stored, arithmetic=arithmetic)
 
 
 def _stored(weight: Tensor, form: Form) -> Matrix:

@@ -14,7 +14,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +28,7 @@ from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks import llama_cpp
-from tests.benchmarks.limits import Limits
+from tests.benchmarks.limits import DensePrefill, Limits, gemm_ways
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
 from tests.benchmarks.race_models import (
@@ -48,8 +48,17 @@ N_NEW = 64
 PROMPTS = (512, 1024, 4096)
 TRIAL_PROMPT = 512
 WARM_UP_PROMPT = 1024
-LIMIT_SHARE = 0.8
+LIMIT_SHARE = {"prefill": 0.85, "decode": 0.8}
 """Of the machine's limit, that this engine is to reach."""
+DENSE = next(name for name in MODELS if not is_sparse(name))
+LLAMA_ARITHMETIC: dict[llama_cpp.Form, Arithmetic] = {
+    "f32": "fp32",
+    "f16": "fp32",
+    "bf16": "bf16",
+    "q8_0": "int8",
+    "q4_0": "int8",
+}
+"""What llama.cpp multiplies a file's weights in. f16: its inputs are rounded to 16 bits, and multiplied in fp32."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +73,21 @@ class Form:
     peer: llama_cpp.Form
     quantise: Quantisation = AS_THE_MODEL
 
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return self.quantise.arithmetic
+
 
 INT8 = Quantisation(experts="int8", dense="int8", attention="int8", head="int8")
 INT4 = Quantisation(experts="int4-g32", dense="int4-g32", attention="int4-g32", head="int8")
+BF16 = Quantisation(experts="bf16", dense="bf16", attention="bf16", head="bf16", arithmetic="bf16")
 BY_INT8: dict[str, Arithmetic] = {"arithmetic": "int8"}
 
 FORMS = {
     "f32": Form(torch.float32, 32, "f32"),
     "bf16": Form(torch.bfloat16, 16, "f16"),
     "f16": Form(torch.float16, 16, "f16"),
+    "bf16 by bf16": Form(torch.float32, 16, "bf16", BF16),
     "int8": Form(torch.float32, 8, "q8_0", INT8),
     "int8 by int8": Form(torch.float32, 8, "q8_0", INT8.model_copy(update=BY_INT8)),
     "int4": Form(torch.float32, 4.5, "q4_0", INT4),
@@ -183,10 +198,26 @@ def written(name: str, folder: Path, forms: Sequence[str]) -> None:
 
 
 def compared(
-    name: str, folder: Path, forms: Sequence[str], prompts: Sequence[int], turns: int | None, llama: LlamaBench | str
+    name: str, forms: Sequence[str], prompts: Sequence[int], turns: int | None, llama: LlamaBench | str
 ) -> Iterator[list[Measurement]]:
     """The rows of one race after the other. llama: or why it takes no part."""
-    written(name, folder, forms if isinstance(llama, LlamaBench) else ())
+    with folder_of(name) as folder, nullcontext(folder) if name == DENSE else folder_of(DENSE) as dense:
+        written(name, folder, forms if isinstance(llama, LlamaBench) else ())
+        if isinstance(llama, LlamaBench):
+            written(DENSE, dense, forms)  # whichever races: llama.cpp's prefill of it is a large product
+        yield from raced(name, folder, dense, forms, prompts, turns, llama)
+
+
+def raced(
+    name: str,
+    folder: Path,
+    dense: Path,
+    forms: Sequence[str],
+    prompts: Sequence[int],
+    turns: int | None,
+    llama: LlamaBench | str,
+) -> Iterator[list[Measurement]]:
+    """folder: of the model; dense: of the dense one."""
     for peer, group in groupby(forms, key=lambda form: FORMS[form].peer):
         together = list(group)
         contenders = {form: ours(folder, form) for form in together}
@@ -197,9 +228,12 @@ def compared(
         left_out = [] if isinstance(llama, LlamaBench) else [f"llama.cpp left out: {llama}"]
         if isinstance(llama, LlamaBench):
             contenders["llama.cpp"] = llama_contender(llama, folder / f"{peer}.gguf")
+        arithmetics = {FORMS[form].arithmetic for form in together}
+        prefill = DensePrefill(llama, dense / f"{peer}.gguf", DENSE) if isinstance(llama, LlamaBench) else None
+        gemms = {one: gemm_ways(one, prefill if LLAMA_ARITHMETIC[peer] == one else None) for one in arithmetics}
         for n_prompt in prompts:
             n_turns = turns or default_turns(n_prompt)
-            limits = Limits(n_turns)
+            limits = Limits(n_turns, gemms)
             result = race(contenders, limits, n_prompt, n_turns)
             print(f"{name}, {peer}, prompt {n_prompt}: {result}", flush=True)
             yield [m for form in together for m in rows(name, form, n_prompt, result, limits, n_turns, left_out)]
@@ -234,13 +268,13 @@ def rows(
             peer = theirs[phase].figure(n_turns)
             yield beside(phase, "token/s", here, our_figure, peer, who + peer_form, target_ratio(who, phase, name))
         limit, kind, how = limit_of(name, form, n_prompt, phase, limits)
-        yield beside(phase, "token/s", here, our_figure, limit, kind, LIMIT_SHARE, (how, *left_out))
+        yield beside(phase, "token/s", here, our_figure, limit, kind, LIMIT_SHARE[phase], (how, *left_out))
 
 
 def limit_of(name: str, form: str, n_prompt: int, phase: str, limits: Limits) -> tuple[Figure, str, str]:
     """token/s at the machine's limit, the kind of limit, and how it was found."""
     if phase == "prefill":
-        limit = limits.flop_per_s
+        limit = limits.flop_per_s(FORMS[form].arithmetic)
         tokens = n_prompt / prefill_flop(name, n_prompt)
         kind, how = "large GEMM", f"{limit.figure.median / 1e9:.0f} GFLOP/s ({limit.way})"
     else:
@@ -276,13 +310,16 @@ def remarks(found: Sequence[Measurement]) -> str:
         "run in processes of their own, without our setting of OpenMP's threads. transformers computes in fp32, each "
         "phase with its fastest expert implementation. bf16, f16, int8 (one scale a row) and int4 (groups of 32, the "
         'head int8) are how our weights are stored; arithmetic is fp32, in rows "by int8" int8, with inputs rounded to '
-        "8 bits. llama.cpp: llama-bench -ub 1024, "
+        '8 bits, in rows "by bf16" with inputs rounded to bf16. llama.cpp: llama-bench -ub 1024, '
         "keys and values in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a q4_0 file in q8_0. It "
         "multiplies q8_0 and q4_0 with activations rounded to 8 bits. Each row names the instruction set that our "
         "kernels were built for; llama.cpp was built on the same machine, so with its own.\n\n"
         "The limit of prefill is the work of the matrices and of causal attention at the rate of the fastest large "
-        "GEMM; that of decode is the bytes of the active weights, the head, and keys and values of 16 bits, at the "
-        "rate of the fastest way to read memory once. int4 counts 4.5 bits a weight, a scale of 16 bits for 32.\n\n"
+        "product of the same arithmetic, which the row names. Taken in each turn: torch's, oneDNN's, that of our own "
+        "kernels and, where it multiplies so, llama.cpp's prefill of the dense model, attention and all. Rows of "
+        "before, which name no library, had torch's alone. The limit of decode is the bytes of the active weights, the "
+        "head, and keys and values of 16 bits, at the rate of the fastest way to read memory once. int4 counts 4.5 "
+        "bits a weight, a scale of 16 bits for 32.\n\n"
         f"Not taken: {not_taken(found)}."
     )
 
@@ -315,15 +352,14 @@ def main() -> None:
     forms = [form for form in FORMS if form in arguments.forms]
     bench, missing = find_llama_bench()
     for name in arguments.models:
-        with folder_of(name) as folder:
-            if arguments.write_only:
+        if arguments.write_only:
+            with folder_of(name) as folder:
                 written(name, folder, forms if bench else ())
-                continue
-            for found in compared(
-                name, folder, forms, arguments.prompts, arguments.turns, bench or str(missing)
-            ):  # each race is kept at once, should the next be interrupted
-                page = sorted(merged(read_json(PAGE), found), key=place)
-                write_page(PAGE, "How fast the reference engine is", page, remarks(page))
+            continue
+        # Each race is kept at once, should the next be interrupted.
+        for found in compared(name, forms, arguments.prompts, arguments.turns, bench or str(missing)):
+            page = sorted(merged(read_json(PAGE), found), key=place)
+            write_page(PAGE, "How fast the reference engine is", page, remarks(page))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this machine can do at most: the rate of large GEMMs, and of reading memory once through.
+"""What this machine can do at most: the rate of large GEMMs in each arithmetic, and of reading memory once through.
 
 Each is the best of several ways, because a limit that one library misses would flatter whoever is compared with it.
 """
@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engines.kernels import native
+from engines.model.quantised import Arithmetic, Form, store
+from tests.benchmarks.llama_cpp import LlamaBench
+from tests.benchmarks.race_models import prefill_flop
 from tests.benchmarks.timing import Figure, Turns, between, instant, timed
 
 GEMMS = ((2048, 2048, 2048), (4096, 1024, 4096))
@@ -20,6 +25,22 @@ GEMMS = ((2048, 2048, 2048), (4096, 1024, 4096))
 READ_SHAPE = (65536, 1024)
 """256 MiB of fp32: far beyond any cache."""
 REPEATS = 3
+
+Ways = dict[str, Callable[[], float]]
+"""By name: what takes its rate (FLOP/s, bytes/s) once."""
+
+
+@dataclass(frozen=True)
+class DensePrefill:
+    """A dense model of the race as llama.cpp's file."""
+
+    llama: LlamaBench
+    gguf: Path
+    name: str
+    n_prompt: int = 512
+
+    def flop_per_s(self) -> float:
+        return prefill_flop(self.name, self.n_prompt) / self.n_prompt * self.llama.prefill(self.gguf, self.n_prompt)
 
 
 @dataclass(frozen=True)
@@ -31,27 +52,31 @@ class Limit:
 class Limits:
     """Measured in turn with the contenders; of a turn the best of a few repeats counts, of all turns the median."""
 
-    def __init__(self, n_turns: int) -> None:
+    def __init__(self, n_turns: int, gemms: Mapping[Arithmetic, Ways]) -> None:
+        """gemms: see `gemm_ways`, for each arithmetic that is asked about."""
         self._n_turns = n_turns
-        self._gemms = gemm_ways()
-        self._reads = read_ways()
-        self._flop_per_s = {way: Turns() for way in self._gemms}
+        self._gemms, self._reads = gemms, read_ways()
+        self._flop_per_s = {arithmetic: {way: Turns() for way in ways} for arithmetic, ways in gemms.items()}
         self._bytes_per_s = {way: Turns() for way in self._reads}
 
     def turn(self) -> None:
-        for ways, rates in ((self._gemms, self._flop_per_s), (self._reads, self._bytes_per_s)):
-            for way, (amount, work) in ways.items():
-                before = instant()
-                fastest_s = min(timed(work).seconds for _ in range(REPEATS))
-                rates[way].add(amount / fastest_s, between(before, instant()).is_quiet)
+        for arithmetic, ways in self._gemms.items():
+            taken(ways, self._flop_per_s[arithmetic])
+        taken(self._reads, self._bytes_per_s)
 
-    @property
-    def flop_per_s(self) -> Limit:
-        return best(self._flop_per_s, self._n_turns)
+    def flop_per_s(self, arithmetic: Arithmetic) -> Limit:
+        return best(self._flop_per_s[arithmetic], self._n_turns)
 
     @property
     def bytes_per_s(self) -> Limit:
         return best(self._bytes_per_s, self._n_turns)
+
+
+def taken(ways: Ways, rates: Mapping[str, Turns]) -> None:
+    for name, rate in ways.items():
+        before = instant()
+        found = rate()
+        rates[name].add(found, between(before, instant()).is_quiet)
 
 
 def best(rates: Mapping[str, Turns], n_turns: int) -> Limit:
@@ -60,18 +85,79 @@ def best(rates: Mapping[str, Turns], n_turns: int) -> Limit:
     return Limit(figures[way], way)
 
 
-Ways = dict[str, tuple[int, Callable[[], object]]]
-"""By name: how much is done (FLOP, bytes), and what does it."""
+def rate_of(amount: int, work: Callable[[], object]) -> Callable[[], float]:
+    """amount: of FLOP or bytes that the work does."""
+    return lambda: amount / min(timed(work).seconds for _ in range(REPEATS))
 
 
-def gemm_ways() -> Ways:
-    """With the second matrix transposed, as every linear layer has it."""
+# --- large products ---------------------------------------------------------------------------------------------------
+# With the second matrix transposed, as every linear layer has it.
 
-    def way(m: int, k: int, n: int) -> tuple[int, Callable[[], object]]:
-        a_MK, b_NK, out_MN = torch.randn(m, k), torch.randn(n, k), torch.empty(m, n)
-        return 2 * m * k * n, lambda: torch.mm(a_MK, b_NK.T, out=out_MN)
+OUR_FORMS: dict[Arithmetic, tuple[Form, ...]] = {
+    "fp32": ("fp32", "bf16", "int8"),
+    "int8": ("int8", "int4-g32"),
+    "bf16": ("bf16",),
+}
 
-    return {f"{m} x {k} x {n}": way(m, k, n) for m, k, n in GEMMS}
+
+def gemm_ways(arithmetic: Arithmetic, prefill: DensePrefill | None) -> Ways:
+    """Of torch's library, of oneDNN, of our kernels, and of llama.cpp where it multiplies so."""
+    ways: Ways = {}
+    for m, k, n in GEMMS:
+        a_MK, b_NK = torch.randn(m, k), torch.randn(n, k)
+        products = {
+            **libraries(arithmetic, a_MK, b_NK),
+            **{f"our kernels, {form}": ours(a_MK, b_NK, form, arithmetic) for form in OUR_FORMS[arithmetic]},
+        }
+        for who, work in products.items():
+            if work is not None:
+                ways[f"{who}, {m} x {k} x {n}"] = rate_of(2 * m * k * n, work)
+    if prefill is not None:
+        ways[f"llama.cpp, {prefill.gguf.stem}, {prefill.name}"] = prefill.flop_per_s
+    return ways
+
+
+Product = Callable[[], object]
+
+
+def ours(a_MK: Tensor, b_NK: Tensor, form: Form, arithmetic: Arithmetic) -> Product | None:
+    if not native.serves(a_MK):
+        return None
+    stored = store(b_NK, form, arithmetic)
+    return lambda: native.linear(a_MK, stored)
+
+
+def libraries(arithmetic: Arithmetic, a_MK: Tensor, b_NK: Tensor) -> dict[str, Product | None]:
+    if arithmetic == "bf16":
+        return {"oneDNN bf16": one_dnn(a_MK.bfloat16(), b_NK.bfloat16())}
+    if arithmetic == "int8":
+        return {"oneDNN int8": one_dnn_bytes(a_MK, b_NK)}
+    out_MN = torch.empty(len(a_MK), len(b_NK))
+    return {"torch": lambda: torch.mm(a_MK, b_NK.T, out=out_MN), "oneDNN": one_dnn(a_MK, b_NK)}
+
+
+def one_dnn(a_MK: Tensor, b_NK: Tensor) -> Product | None:
+    """The second matrix is laid out as oneDNN likes it, once, as it may be of weights."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    laid_out = torch.ops.mkldnn._reorder_linear_weight(b_NK, len(a_MK))
+    return lambda: torch.ops.mkldnn._linear_pointwise(a_MK, laid_out, None, "none", [], "")
+
+
+def one_dnn_bytes(a_MK: Tensor, b_NK: Tensor) -> Product | None:
+    """Bytes to floats: the input is rounded already, with one scale, so this does less than a layer must."""
+    if "onednn" not in torch.backends.quantized.supported_engines:
+        return None
+    rounded_MK = torch.randint(0, 256, a_MK.shape, dtype=torch.uint8)
+    weights = torch.randint(-127, 128, b_NK.shape, dtype=torch.int8)
+    laid_out = torch.ops.onednn.qlinear_prepack(weights, list(a_MK.shape))
+    scales_N, zeros_N = torch.ones(len(b_NK)), torch.zeros(len(b_NK), dtype=torch.int32)
+    return lambda: torch.ops.onednn.qlinear_pointwise(
+        rounded_MK, 1.0, 0, laid_out, scales_N, zeros_N, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_ways() -> Ways:
@@ -90,4 +176,4 @@ def read_ways() -> Ways:
     }
     if native.serves(x_1H, matrix_NH):
         ways["our matrix-vector kernel"] = lambda: native.linear(x_1H, matrix_NH)
-    return {name: (flat.nbytes, way) for name, way in ways.items()}
+    return {name: rate_of(flat.nbytes, way) for name, way in ways.items()}

@@ -19,7 +19,7 @@ import torch
 
 from engines import environment_for_others
 
-Form = Literal["f32", "f16", "q8_0", "q4_0"]
+Form = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 BATCH = 1024
 """Tokens that llama.cpp takes through the layers at once."""
 NAMES = {

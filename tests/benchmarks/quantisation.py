@@ -78,9 +78,9 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
 BASE: Form = "fp32"
 ARMS: dict[str, tuple[Form, Arithmetic]] = {
     **{form: (form, "fp32") for form in FORMS if form != BASE},
-    **{f"{form} by int8": (form, "int8") for form in ROUNDED_FORMS},
+    **{f"{form} by {by}": (form, by) for by, forms in ROUNDED_FORMS.items() for form in forms},
 }
-"""A form, by fp32 and, of those whose inputs may be rounded, by int8."""
+"""A form, by fp32 and, of those whose inputs may be rounded, by int8 or bf16."""
 
 
 # --- texts and the model ----------------------------------------------------------------------------------------------
@@ -275,7 +275,8 @@ def table(found: Sequence[Measurement]) -> list[str]:
 
 
 REMARKS = """Each component in each form, beside the same model with all weights in fp32; arithmetic is fp32. In rows
-"by int8" what goes into a product is rounded to 8 bits, with a scale for each 32 inputs (`quantise.arithmetic`).
+"by int8" what goes into a product is rounded to 8 bits, with a scale for each 32 inputs, in rows "by bf16" to bf16
+(`quantise.arithmetic`).
 `all` is experts, dense blocks, attention and head together. The embedding, routers and norms stay fp32.
 
 - largest logit error: over all logits. One far above the RMS error is a token that went to other experts, for its

@@ -1,0 +1,111 @@
+// Arithmetic in bf16, as `arithmetic = "bf16"` asks for: inputs are rounded to bf16 as weights are, two columns a lane are
+// multiplied at once, and sums are fp32. Only where the processor has the instruction. This is what all products share,
+// and those of few tokens; wide_bf16.h has those of many.
+//
+// Legend: T tokens.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "matrix.h"
+
+#if defined(JOULEBENCH_AVX512) && defined(__AVX512BF16__)
+#define JOULEBENCH_BF16
+#endif
+
+constexpr int64_t kPairLanes = 2 * kLanes;  // columns that a register of pairs holds
+
+// The bits of bf16 in the upper half of each lane: to the nearest, of two the even one.
+template <class F>
+inline auto bf16_bits(F x) {
+  typedef decltype(x < x) W;
+  typedef decltype(W{} + uint32_t{}) Signed;
+  const Signed bits = (Signed)x;
+  const Signed nearest = bits + 0x7FFF + (bits >> 16 & 1);
+  return (x != x ? Signed{} + 0x7FC00000 : nearest) & int32_t(0xFFFF0000);
+}
+
+// Two columns of the same lanes as words: the first in the lower half.
+template <class F>
+inline auto pair_columns(F first, F second) {
+  return (bf16_bits(first) >> 16 & 0xFFFF) | bf16_bits(second);
+}
+
+#ifdef JOULEBENCH_BF16
+
+constexpr bool kMultipliesPairs = true;
+
+inline fN add_pair_products(fN start, wN a, wN b) {
+  return (fN)_mm512_dpbf16_ps((__m512)start, (__m512bh)a, (__m512bh)b);
+}
+inline f8 add_pair_products(f8 start, w8 a, w8 b) {
+  return (f8)_mm256_dpbf16_ps((__m256)start, (__m256bh)a, (__m256bh)b);
+}
+
+#else
+
+constexpr bool kMultipliesPairs = false;  // and nobody asks for it: engines.kernels.native
+
+inline fN add_pair_products(fN start, wN, wN) { return start; }
+
+#endif
+
+inline bool is_by_pairs(const Matrix& m) { return kMultipliesPairs && m.arithmetic == kByBf16; }
+
+// --- products of few tokens -------------------------------------------------------------------------------------------
+
+inline int64_t pairs_stride(int64_t columns) {  // in floats; the last register is filled with zeros
+  return (columns + kPairLanes - 1) / kPairLanes * kLanes;
+}
+
+inline void prepare_pairs(const float* x, int64_t columns, float* prepared) {
+  uint16_t* to = (uint16_t*)prepared;
+  int64_t c = 0;
+  for (; c + 8 <= columns; c += 8) {
+    const h8 eight = __builtin_convertvector((u8x32)bf16_bits(load<f8>(x + c)) >> 16, h8);
+    std::memcpy(to + c, &eight, sizeof eight);
+  }
+  for (; c < columns; c++) to[c] = uint16_t(uint32_t(bf16_bits(f8{} + x[c])[0]) >> 16);
+  std::fill(to + columns, to + 2 * pairs_stride(columns), uint16_t(0));
+}
+
+template <int R, int T>
+inline void dot_pairs(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
+  const int64_t stride = pairs_stride(m.columns), n_whole = m.columns / kPairLanes;
+  const uint16_t* rows[R];
+  for (int r = 0; r < R; r++) rows[r] = (const uint16_t*)m.values + (row + r * step) * m.columns;
+  constexpr int U = R * T >= 8 ? 1 : 2;  // as in dot_in_order
+  fN sums[U][R][T] = {};
+  const auto add = [&](int64_t i, int u, const wN (&weights)[R]) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t++)
+        sums[u][r][t] = add_pair_products(sums[u][r][t], weights[r], load<wN>(x + t * stride + i * kLanes));
+  };
+  const auto add_whole = [&](int64_t i, int u) {
+    wN weights[R];
+    for (int r = 0; r < R; r++) weights[r] = load<wN>(rows[r] + i * kPairLanes);
+    add(i, u, weights);
+  };
+  int64_t i = 0;
+  for (; i + U <= n_whole; i += U) {
+#pragma GCC unroll 2
+    for (int u = 0; u < U; u++) add_whole(i + u, u);
+  }
+  for (; i < n_whole; i++) add_whole(i, 0);
+  if (m.columns % kPairLanes) {
+    wN weights[R] = {};
+    for (int r = 0; r < R; r++)
+      std::memcpy(&weights[r], rows[r] + i * kPairLanes, (m.columns - i * kPairLanes) * sizeof(uint16_t));
+    add(i, 0, weights);
+  }
+  for (int r = 0; r < R; r++)
+    for (int t = 0; t < T; t++) {
+      fN total = sums[0][r][t];
+      for (int u = 1; u < U; u++) total += sums[u][r][t];
+      out[r * T + t] = sum(total);
+    }
+}
