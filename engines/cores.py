@@ -208,7 +208,7 @@ class PhaseCores:
 
     def _find_workers(self, bound: frozenset[int]) -> None:
         """OpenMP's workers that began in this phase, in order; those that ended are forgotten."""
-        there = _thread_ids()
+        there = thread_ids()
         new = self._unknown(there)
         self._known |= new
         self._torch_ids = [i for i in self._torch_ids if i in there]
@@ -217,7 +217,7 @@ class PhaseCores:
 
     def _unknown(self, there: set[int] | None = None) -> set[int]:
         """Threads that neither Python nor the kernels began, and that were not there at the last look."""
-        new = (_thread_ids() if there is None else there) - self._known - set(self._kernel_ids)
+        new = (thread_ids() if there is None else there) - self._known - set(self._kernel_ids)
         return new and new - {thread.native_id for thread in threading.enumerate()}
 
     def _give_back(self) -> None:
@@ -257,5 +257,5 @@ def _cores_of(thread_id: int) -> frozenset[int] | None:
         return None
 
 
-def _thread_ids() -> set[int]:
+def thread_ids() -> set[int]:
     return {int(name) for name in os.listdir(TASKS)}

@@ -24,7 +24,7 @@ import torch
 
 from engines.answers import Answer, Limits, answer_to
 from engines.base import HeldWeights, PhaseListener
-from engines.cores import PhaseSetting, phase_threads
+from engines.cores import TASKS, PhaseSetting, phase_threads, thread_ids
 from engines.errors import EngineError
 from engines.external.base import Found
 from engines.external.llama_api import CACHE_TYPES, TokenBatch, library, thread_pool
@@ -38,7 +38,6 @@ from results.records import Completion, EngineCounters, Request
 WHEEL = "xllamacpp"
 REMEDY = "install it with `pip install joulebench[llama-cpp]`"
 CacheForm = Literal["f32", "f16", "q8_0"]
-TASKS = Path("/proc/self/task")
 INSTRUCTIONS = ("AMX_INT8", "AVX512_BF16", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2", "AVX", "SSE3", "SVE", "NEON")
 """The widest that a build uses is what tables call it by."""
 
@@ -290,13 +289,9 @@ class _Noted:
 
     def __enter__(self) -> None:
         if self._workers is not None:
-            self._before = _thread_ids()
+            self._before = thread_ids()
 
     def __exit__(self, *_: object) -> None:
         if self._workers is not None:
-            began = _thread_ids() - self._before
+            began = thread_ids() - self._before
             self._workers += began - {thread.native_id for thread in threading.enumerate()}
-
-
-def _thread_ids() -> set[int]:
-    return {int(name) for name in os.listdir(TASKS)}
