@@ -35,6 +35,7 @@ from tests.benchmarks.race_models import (
     MODELS,
     VOCABULARY,
     active_weights,
+    add_models,
     decode_bytes,
     is_sparse,
     prefill_flop,
@@ -340,15 +341,12 @@ def not_taken(found: Sequence[Measurement]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", default=list(MODELS), help="; ".join(MODELS))
+    add_models(parser)
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="how weights are held")
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
     parser.add_argument("--turns", type=int, help="of each contender; by default 3, 2 beyond 512 tokens, 1 beyond 1024")
     parser.add_argument("--write-only", action="store_true", help="write the models, and race another time")
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.models if name not in MODELS]
-    if unknown:
-        parser.error(f"no model {unknown[0]!r}; there are: {'; '.join(MODELS)}")
     forms = [form for form in FORMS if form in arguments.forms]
     bench, missing = find_llama_bench()
     for name in arguments.models:

@@ -67,11 +67,22 @@ class LlamaBench:
         """token/s, behind a prompt"""
         return self._run(gguf, "-p", "0", "-n", str(n_new), "-d", str(n_prompt))
 
+    def decode_batch(self, gguf: Path, n_prompt: int, n_new: int, n_sequences: int) -> float:
+        """token/s of all sequences together, behind a prompt of each: by llama-batched-bench, which lies beside."""
+        binary = Path(self.binary).with_name("llama-batched-bench")
+        context = 2 * n_sequences * (n_prompt + n_new)
+        sizes = ["-npp", str(n_prompt), "-ntg", str(n_new), "-npl", str(n_sequences), "-c", str(context)]
+        return float(_last_line(str(binary), gguf, "--output-format", "jsonl", *sizes)["speed_tg"])
+
     def _run(self, gguf: Path, *arguments: str) -> float:
-        command = [self.binary, "-m", str(gguf), "-o", "jsonl", "-r", "1", "-t", str(torch.get_num_threads())]
-        environment = environment_for_others()
-        done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True, env=environment)
-        return float(json.loads(done.stdout.splitlines()[-1])["avg_ts"])
+        return float(_last_line(self.binary, gguf, "-o", "jsonl", "-r", "1", *arguments)["avg_ts"])
+
+
+def _last_line(binary: str, gguf: Path, *arguments: str) -> dict[str, Any]:
+    command = [binary, "-m", str(gguf), "-t", str(torch.get_num_threads()), *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment_for_others())
+    found: dict[str, Any] = json.loads([line for line in done.stdout.splitlines() if line][-1])
+    return found
 
 
 def write_gguf(model: Any, path: Path, form: Form) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ BASE: dict[str, Any] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 64,
-    "max_position_embeddings": 8192,
+    "max_position_embeddings": 32768,
     "eos_token_id": None,
     "bos_token_id": None,
 }
@@ -32,6 +33,17 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CACHE_BYTES = 2
 """Of one cached key or value: what llama.cpp's cache takes, and the least of all contenders."""
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """`models`: those named, or all."""
+
+    def model(name: str) -> str:
+        if name not in MODELS:
+            raise argparse.ArgumentTypeError(f"no model {name!r}; there are: {'; '.join(MODELS)}")
+        return name
+
+    parser.add_argument("models", nargs="*", metavar="MODEL", type=model, default=list(MODELS), help="; ".join(MODELS))
 
 
 def is_sparse(name: str) -> bool:

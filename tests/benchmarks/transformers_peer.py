@@ -31,8 +31,8 @@ class TransformersPeer:
         )  # fmt: skip
 
     def turn(self, *asked: int | str | None) -> tuple[Timed, Timed]:
-        """asked: tokens of the prompt, new tokens, how experts are computed in prefill and in decode. The time to the
-        first token, and the time of the others."""
+        """asked: tokens of the prompt, new tokens, how experts are computed in prefill and in decode, and how many such
+        prompts together, if not one. The time to the first token, and the time of the others."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
@@ -56,7 +56,12 @@ def serve(folder: str, n_threads: int) -> None:
 
 @torch.inference_mode()
 def answered(
-    model: Any, n_prompt: int, n_new: int, prefill_experts: str | None, decode_experts: str | None
+    model: Any,
+    n_prompt: int,
+    n_new: int,
+    prefill_experts: str | None,
+    decode_experts: str | None,
+    n_sequences: int = 1,
 ) -> tuple[Timed, Timed]:
     last: Any = None
     cache: Any = None
@@ -65,7 +70,7 @@ def answered(
         nonlocal last, cache
         out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         last, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
-        int(last)
+        last.tolist()
 
     def decode() -> None:
         for _ in range(n_new - 1):
@@ -73,7 +78,7 @@ def answered(
 
     if prefill_experts is not None:
         model.set_experts_implementation(prefill_experts)
-    prefill = timed(lambda: step(torch.randint(1, VOCABULARY, (1, n_prompt))))
+    prefill = timed(lambda: step(torch.randint(1, VOCABULARY, (n_sequences, n_prompt))))
     if decode_experts is not None:
         model.set_experts_implementation(decode_experts)
     return prefill, timed(decode)

@@ -1,0 +1,78 @@
+"""Prefill of long prompts beside a short one, for each operation that it takes: what length alone costs our engine.
+
+python -m tests.benchmarks.long_prompts [MODEL ...] [--forms f32 int8 ...] [--prompts 4096 16384] [--turns 2]
+
+RACE_MODELS names a folder where models are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from tests.benchmarks.engine_speed import FORMS, conditions, folder_of, instructions_here, ours, written
+from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.race_models import add_models, prefill_flop
+from tests.benchmarks.timing import Turns
+
+PAGE = "long-prompts"
+SHORT, PROMPTS = 1024, (4096, 16384)
+SHARE = 0.8
+"""Of the short prompt's rate, that a long one is to keep."""
+
+
+def measurements(
+    name: str, folder: Path, forms: Sequence[str], prompts: Sequence[int], n_turns: int
+) -> Iterator[list[Measurement]]:
+    written(name, folder, ())
+    for form in forms:
+        turn = ours(folder, form)
+        turn(SHORT)  # warm-up
+        rates = {n: Turns() for n in (SHORT, *prompts)}
+        for _ in range(n_turns):
+            for n_prompt, turns in rates.items():
+                prefill, _ = turn(n_prompt)
+                turns.add(prefill_flop(name, n_prompt) / prefill.seconds / 1e9, prefill.is_quiet)
+        print(f"{name}, {form}: {rates}", flush=True)
+        short = rates[SHORT].figure(n_turns)
+        yield [
+            beside(
+                "prefill",
+                "GFLOP/s",
+                conditions(name, form, n_prompt, instructions_here()),
+                rates[n_prompt].figure(n_turns),
+                short,
+                f"a prompt of {SHORT}",
+                SHARE,
+            )
+            for n_prompt in prompts
+        ]
+
+
+def remarks() -> str:
+    return (
+        f"The models and forms of [engine speed](engine-speed.md), {torch.get_num_threads()} threads, batch 1. "
+        "Operations are those of the matrices and of causal attention, whose part grows with the prompt; attention is "
+        f"fp32 in every form. A long prompt is to keep {SHARE} of the rate of {SHORT} tokens. Where products are of "
+        "int8 or bf16, a long prompt has a larger part of slower operations."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_models(parser)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["f32", "int8", "int8 by int8"])
+    parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
+    parser.add_argument("--turns", type=int, default=2)
+    arguments = parser.parse_args()
+    for name in arguments.models:
+        with folder_of(name) as folder:
+            for found in measurements(name, folder, arguments.forms, arguments.prompts, arguments.turns):
+                write_page(PAGE, "What the length of a prompt costs", merged(read_json(PAGE), found), remarks())
+
+
+if __name__ == "__main__":
+    main()
