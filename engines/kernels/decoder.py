@@ -28,6 +28,7 @@ from engines.kernels.native import (
     RouterStruct,
     RouterTable,
     address,
+    int64s,
     serves,
 )
 
@@ -85,7 +86,7 @@ def layout_table(
             continue
         assert layout.n_experts in (None, n_experts)
         assert len(tables) == len(layout.slices)
-        numbers = [None if of_E is None else _numbers(of_E) for of_E in (layout.rows_E, layout.group_of_E)]
+        numbers = [None if of_E is None else int64s(of_E) for of_E in (layout.rows_E, layout.group_of_E)]
         matrices = (ctypes.c_void_p * len(tables))(*(ctypes.addressof(table.matrices) for table in tables))
         described.append(
             _Layout(
@@ -282,10 +283,6 @@ class Decoder:
             layer = kernels.joulebench_step(*arguments, layer, mixed_1H.data_ptr(), torch.get_num_threads())
         if layer < 0:
             raise RankLostError("a rank of a step is gone")
-
-
-def _numbers(of_E: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(of_E))(*of_E)
 
 
 def _described(layer: DecoderLayer) -> _Layer:

@@ -18,12 +18,20 @@
 // rank a line with the number of its last sum and what it says of its core, and two boxes of `most_values` floats, taken in turn. A rank writes its box of a turn again two turns later; by then
 // it has seen everybody's box of the turn between, which is written only after this one's boxes are read.
 struct Exchange {
+  // The ranks that have an expert, as far as they take turns: `n` of them from `first` of `takers` on. Those experts of a
+  // token that the same ranks have are dealt to these by number.
+  struct Holders {
+    int64_t first, n;
+  };
+
   unsigned char* memory;
   int64_t rank, n_ranks, most_values;
   uint64_t turn;            // sums so far
   double limit_s;           // so long one is waited for
   const int64_t* local_LE;  // where an expert stands among this rank's, -1 for elsewhere; read by a whole step only
   int32_t splits_attention;  // of a whole step: see split_attention
+  const Holders* holders_LE;  // of a whole step too; null: every rank computes what it has
+  const int64_t* takers;
 
   typedef std::atomic<uint64_t> Word;
   static_assert(Word::is_always_lock_free && sizeof(Word) == 8, "processes share it");

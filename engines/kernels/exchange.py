@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from engines.kernels.library import library
-from engines.kernels.native import serves
+from engines.kernels.native import int64s, serves
 
 LINE = 64
 
@@ -32,7 +32,15 @@ class _Exchange(ctypes.Structure):
         ("limit_s", ctypes.c_double),
         ("local_LE", ctypes.c_void_p),
         ("splits_attention", ctypes.c_int32),
+        ("holders_LE", ctypes.c_void_p),
+        ("takers", ctypes.c_void_p),
     )
+
+
+class _Holders(ctypes.Structure):
+    """`struct Exchange::Holders`."""
+
+    _fields_ = (("first", ctypes.c_int64), ("n", ctypes.c_int64))
 
 
 class RankLostError(RuntimeError):
@@ -50,8 +58,8 @@ class SharedSums:
             self._mapping = mmap.mmap(file.fileno(), file_bytes(n_ranks, most_values))
         self._first = ctypes.c_uint64.from_buffer(self._mapping)
         address = ctypes.addressof(self._first)
-        self._struct = _Exchange(address, rank, n_ranks, most_values, 0, limit_s, None, 0)
-        self._local: ctypes.Array[ctypes.c_int64] | None = None
+        self._struct = _Exchange(address, rank, n_ranks, most_values, 0, limit_s, None, 0, None, None)
+        self._kept: tuple[object, ...] = ()
         kernels = library()
         assert kernels is not None  # `SharedSums` are made where they are
         self._kernels = kernels
@@ -65,14 +73,30 @@ class SharedSums:
         if not self._kernels.joulebench_sum(ctypes.byref(self._struct), values.data_ptr(), values.numel()):
             raise RankLostError("a rank of a sum is gone")
 
-    def of_step(self, local_LE: Sequence[Sequence[int]], splits_attention: bool) -> object:
+    def of_step(
+        self,
+        local_LE: Sequence[Sequence[int]],
+        splits_attention: bool,
+        holders_LE: Sequence[Sequence[tuple[int, ...]]] | None = None,
+    ) -> object:
         """What a decode step in one call of the kernels adds up with (`Decoder.step`). local_LE: where each expert of
         each sparse layer stands among this rank's; -1: elsewhere. splits_attention: each rank computes its heads, for
-        all."""
-        numbers = [number for local_E in local_LE for number in local_E]
-        self._local = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._struct.local_LE = ctypes.addressof(self._local)
-        self._struct.splits_attention = splits_attention
+        all. holders_LE: the ranks that have an expert; a token's experts of the same ranks are dealt to them in turn,
+        by number. None: every rank computes what it has."""
+        local = int64s([number for local_E in local_LE for number in local_E])
+        self._struct.local_LE, self._struct.splits_attention = ctypes.addressof(local), splits_attention
+        self._struct.holders_LE = self._struct.takers = None
+        self._kept = (local,)
+        if holders_LE is not None:
+            takers, first_of = list[int](), dict[tuple[int, ...], int]()
+            for ranks in (ranks for holders_E in holders_LE for ranks in holders_E):
+                if ranks not in first_of:
+                    first_of[ranks] = len(takers)
+                    takers += ranks
+            holders = [_Holders(first_of[ranks], len(ranks)) for holders_E in holders_LE for ranks in holders_E]
+            held, in_turn = (_Holders * len(holders))(*holders), int64s(takers)
+            self._struct.holders_LE, self._struct.takers = ctypes.addressof(held), ctypes.addressof(in_turn)
+            self._kept = local, held, in_turn
         return ctypes.byref(self._struct)
 
     @contextmanager

@@ -22,15 +22,26 @@
 #include "products.h"
 #include "split_attention.h"
 
-// Of one token's experts those that this rank has; then everybody's are added up.
-static bool run_own_experts(const Matrix* matrices, const int64_t* local_E, int64_t top_k, const int64_t* ids_K,
+// Of one token's experts those that this rank has, and whose turn it is where others have them too; then everybody's are
+// added up. first_expert: of the layer, where experts of all layers are numbered.
+static bool run_own_experts(const Matrix* matrices, int64_t first_expert, int64_t top_k, const int64_t* ids_K,
                             const float* x, const float* weights_K, int64_t hidden, float* out, Exchange& exchange,
                             int n_threads) {
   thread_local std::vector<int64_t> own;
   thread_local std::vector<float> weights;
   own.clear(), weights.clear();
+  const int64_t* const local_E = exchange.local_LE + first_expert;
+  const auto is_mine = [&](int64_t expert) {
+    if (!exchange.holders_LE) return true;
+    const Exchange::Holders *const of_E = exchange.holders_LE + first_expert, &of = of_E[expert];
+    const int64_t turn = std::count_if(ids_K, ids_K + top_k, [&](int64_t other) {
+      return other < expert && of_E[other].first == of.first;
+    });
+    return exchange.takers[of.first + turn % of.n] == exchange.rank;
+  };
   for (int64_t k = 0; k < top_k; k++) {
-    if (local_E[ids_K[k]] >= 0) own.push_back(local_E[ids_K[k]]), weights.push_back(weights_K[k]);
+    const int64_t expert = ids_K[k];
+    if (local_E[expert] >= 0 && is_mine(expert)) own.push_back(local_E[expert]), weights.push_back(weights_K[k]);
   }
   if (own.empty()) std::fill_n(out, hidden, 0.0f);
   else run_experts(matrices, int64_t(own.size()), own.data(), x, weights.data(), out, n_threads);
@@ -100,6 +111,17 @@ void joulebench_attention(const AttentionLayer* layer, const float* x, int64_t n
   attention_block(*layer, x, n_tokens, cos_TP, sin_TP, n_pairs, chunks, n_chunks, out, n_threads);
 }
 
+// See project_heads and attend_rows, which are the block where keys and values pass other hands between them.
+void joulebench_project(const AttentionLayer* layer, const float* x, int64_t n_tokens, const float* cos_TP,
+                        const float* sin_TP, int64_t n_pairs, float* query, float* key, float* value, int32_t n_threads) {
+  project_heads(*layer, x, n_tokens, cos_TP, sin_TP, n_pairs, query, key, value, n_threads, [](int64_t) {});
+}
+
+void joulebench_attend(const AttentionLayer* layer, const float* query, int64_t n_tokens, const Chunk* chunks,
+                       int64_t n_chunks, float* out, int32_t n_threads) {
+  attend_rows(*layer, query, n_tokens, chunks, n_chunks, out, n_threads);
+}
+
 // See route.
 void joulebench_route(const Router* router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK) {
   route(*router, x, n_tokens, ids_TK, weights_TK);
@@ -138,7 +160,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
   const Timed timed(kNorms);  // what all other parts leave
   thread_local std::vector<float> buffer;
   float *const added = scratch(buffer, 2 * hidden), *const shared = added + hidden;
-  const int64_t* local_E = exchange ? exchange->local_LE : nullptr;
+  int64_t n_before = 0;  // experts of the layers before
   const auto add = [&](const float* what) {
     for (int64_t h = 0; h < hidden; h++) x[h] += what[h];
   };
@@ -198,10 +220,9 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
         }
         if (held && !held->use(l, layout, run_ids, top_k)) return l;
         if (exchange) {
-          if (!run_own_experts(layer.experts, local_E, top_k, run_ids, normed, run_weights, hidden, added, *exchange,
+          if (!run_own_experts(layer.experts, n_before, top_k, run_ids, normed, run_weights, hidden, added, *exchange,
                                n_threads))
             return -1;
-          local_E += n_experts;
         } else if (layout.is_plain()) {
           run_experts(layer.experts, top_k, run_ids, normed, run_weights, added, n_threads);
         } else {
@@ -210,6 +231,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
       }
       add(added);
       ids += top_k, weights += top_k, rows += rows ? n_experts : 0, n_guessed += guess != nullptr;
+      n_before += n_experts;
     }
     if (layer.always) {
       if (!has_shared) run_always(layer);

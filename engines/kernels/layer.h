@@ -124,15 +124,13 @@ inline void ready_head(const AttentionLayer& layer, bool is_key, const float* co
   turn_row(one_D, cos_P, sin_P, n_pairs, layer.neighbours);
 }
 
-// An attention block: projects x[T, H], norms and turns queries and keys, writes keys and values to the cache of each
-// chunk, attends to it, and projects back. The chunks are all of x, in order. cos, sin [T, P]; P = 0 turns nothing.
-inline void attention_block(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
-                            const float* sin_TP, int64_t n_pairs, const Chunk* chunks, int64_t n_chunks, float* out,
-                            int n_threads) {
-  thread_local std::vector<float> buffer;
+// Queries [T, N D], keys and values [T, M D] of x[T, H]: projected, and queries and keys normed and turned. Then
+// done(t) of each token. cos, sin [T, P]; P = 0 turns nothing.
+template <class F>
+inline void project_heads(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
+                          const float* sin_TP, int64_t n_pairs, float* query, float* key, float* value, int n_threads,
+                          const F& done) {
   const int64_t dim = layer.dim, q_width = layer.n_heads * dim, kv_width = layer.n_kv_heads * dim;
-  float* query = scratch(buffer, n_tokens * 2 * (q_width + kv_width));
-  float *key = query + n_tokens * q_width, *value = key + n_tokens * kv_width, *mixed = value + n_tokens * kv_width;
   const Product into[] = {
       {&layer.q, layer.q_bias, query}, {&layer.k, layer.k_bias, key}, {&layer.v, layer.v_bias, value}};
   {
@@ -140,25 +138,27 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
     multiply_all(into, 3, x, n_tokens, n_threads);
   }
   in_chunks(n_tokens, kFewRows, n_threads, [&](int64_t begin, int64_t end) {
-    const Chunk* chunk = chunks;
     for (int64_t t = begin; t < end; t++) {
-      while (t >= chunk->first_row + chunk->n_tokens) chunk++;
       const float *cos_P = cos_TP + t * n_pairs, *sin_P = sin_TP + t * n_pairs;
       for (int64_t head = 0; head < layer.n_heads + layer.n_kv_heads; head++) {
         const bool is_key = head >= layer.n_heads;
         float* one = is_key ? key + t * kv_width + (head - layer.n_heads) * dim : query + t * q_width + head * dim;
         ready_head(layer, is_key, cos_P, sin_P, n_pairs, one);
       }
-      for (int64_t head = 0; head < layer.n_kv_heads; head++) {
-        const int64_t from = t * kv_width + head * dim, place = chunk->position + t - chunk->first_row;
-        const int64_t to = head * chunk->head_stride + place * dim;
-        std::memcpy(chunk->keys + to, key + from, dim * sizeof(float));
-        std::memcpy(chunk->values + to, value + from, dim * sizeof(float));
-      }
+      done(t);
     }
   });
+}
+
+// What queries [T, N D] of the chunks' tokens find in their caches, which have their keys and values too, projected back.
+// The chunks are all of the tokens, in order.
+inline void attend_rows(const AttentionLayer& layer, const float* query, int64_t n_tokens, const Chunk* chunks,
+                        int64_t n_chunks, float* out, int n_threads) {
+  thread_local std::vector<float> buffer;
+  const int64_t q_width = layer.n_heads * layer.dim;
+  float* mixed = scratch(buffer, n_tokens * q_width);
   for (const Chunk* chunk = chunks; chunk < chunks + n_chunks; chunk++) {
-    const Attention a = {chunk->keys, chunk->values, chunk->head_stride, layer.n_heads, layer.n_kv_heads, dim,
+    const Attention a = {chunk->keys, chunk->values, chunk->head_stride, layer.n_heads, layer.n_kv_heads, layer.dim,
                          layer.window, layer.scale, layer.sinks};
     const int64_t first = chunk->first_row * q_width;
     const Timed timed(kAttending);
@@ -168,6 +168,28 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
   const Timed timed(kOutProjection);
   const Product back = {&layer.out, layer.out_bias, out};
   multiply_all(&back, 1, mixed, n_tokens, n_threads);
+}
+
+// An attention block of x[T, H]: as `project_heads`, then keys and values to the cache of each chunk, then as
+// `attend_rows`.
+inline void attention_block(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
+                            const float* sin_TP, int64_t n_pairs, const Chunk* chunks, int64_t n_chunks, float* out,
+                            int n_threads) {
+  thread_local std::vector<float> buffer;
+  const int64_t dim = layer.dim, q_width = layer.n_heads * dim, kv_width = layer.n_kv_heads * dim;
+  float* query = scratch(buffer, n_tokens * (q_width + 2 * kv_width));
+  float *key = query + n_tokens * q_width, *value = key + n_tokens * kv_width;
+  project_heads(layer, x, n_tokens, cos_TP, sin_TP, n_pairs, query, key, value, n_threads, [&](int64_t t) {
+    const Chunk* chunk = chunks;
+    while (t >= chunk->first_row + chunk->n_tokens) chunk++;
+    for (int64_t head = 0; head < layer.n_kv_heads; head++) {
+      const int64_t from = t * kv_width + head * dim, place = chunk->position + t - chunk->first_row;
+      const int64_t to = head * chunk->head_stride + place * dim;
+      std::memcpy(chunk->keys + to, key + from, dim * sizeof(float));
+      std::memcpy(chunk->values + to, value + from, dim * sizeof(float));
+    }
+  });
+  attend_rows(layer, query, n_tokens, chunks, n_chunks, out, n_threads);
 }
 
 // A layer without what only some families have: RMS norms before the blocks, SwiGLU, no biases in the feed-forward part.

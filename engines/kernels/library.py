@@ -169,6 +169,8 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
         "experts": (None, [pointer, i64, *(pointer,) * 5, i64, pointer, i64, i64, i32]),
         "rms_norm": (None, [pointer, i64, i64, pointer, f32, pointer, i32]),
         "attention": (None, [pointer, pointer, i64, pointer, pointer, i64, pointer, i64, pointer, i32]),
+        "project": (None, [pointer, pointer, i64, pointer, pointer, i64, *(pointer,) * 3, i32]),
+        "attend": (None, [pointer, pointer, i64, pointer, i64, pointer, i32]),
         "route": (None, [pointer, pointer, i64, pointer, pointer]),
         "laid_out": (i32, [pointer, pointer, i64, i64, *(pointer,) * 6, i64, i32]),
         "step": (i64, step),

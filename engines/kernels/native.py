@@ -243,21 +243,84 @@ def attention_table(
     return AttentionTable(layer, (*matrices, *vectors), q_QH.shape[1])
 
 
+CachedRows = tuple[Tensor, Tensor, int, int]
+"""Of a sequence its cached key_MSD and value_MSD, the position of its first new token, and how many it has."""
+
+
 def attend(
     x_TH: Tensor,
     table: AttentionTable,
     cos_TP: Tensor | None,
     sin_TP: Tensor | None,
-    sequences: Sequence[tuple[Tensor, Tensor, int, int]],
+    sequences: Sequence[CachedRows],
 ) -> Tensor:
     """The attention block of the tokens of some sequences: writes their keys and values and returns its output.
 
-    sequences: of each its cached key_MSD and value_MSD, the position of its first new token, and how many it has; their
-    rows of x follow one another. cos, sin: None where the layer turns nothing. `serves(x, key, value)` must hold.
+    sequences: their rows of x follow one another. cos, sin: None where the layer turns nothing. `serves(x, key, value)`
+    must hold.
     """
     n_tokens, hidden = x_TH.shape
-    dim, n_kv_heads = table.layer.dim, table.layer.n_kv_heads
     assert hidden == table.hidden
+    out_TH = torch.empty_like(x_TH)
+    _kernels().joulebench_attention(
+        ctypes.byref(table.layer),
+        x_TH.data_ptr(),
+        n_tokens,
+        *_turns(cos_TP, sin_TP, n_tokens),
+        *_chunks(table, sequences, n_tokens),
+        out_TH.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out_TH
+
+
+def project(
+    x_TH: Tensor, table: AttentionTable, cos_TP: Tensor | None, sin_TP: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first half of `attend`: query_TQ, key_TM and value_TM, normed and turned, head behind head."""
+    n_tokens, hidden = x_TH.shape
+    assert hidden == table.hidden
+    one = table.layer
+    made = [torch.empty(n_tokens, n_heads * one.dim) for n_heads in (one.n_heads, one.n_kv_heads, one.n_kv_heads)]
+    _kernels().joulebench_project(
+        ctypes.byref(one),
+        x_TH.data_ptr(),
+        n_tokens,
+        *_turns(cos_TP, sin_TP, n_tokens),
+        *(part.data_ptr() for part in made),
+        torch.get_num_threads(),
+    )
+    query_TQ, key_TM, value_TM = made
+    return query_TQ, key_TM, value_TM
+
+
+def attend_cached(query_TQ: Tensor, table: AttentionTable, sequences: Sequence[CachedRows]) -> Tensor:
+    """The second half: the block's output, with keys and values of all these tokens in the caches."""
+    n_tokens = len(query_TQ)
+    assert serves(query_TQ)
+    assert query_TQ.shape[1] == table.layer.n_heads * table.layer.dim
+    out_TH = torch.empty(n_tokens, table.hidden)
+    _kernels().joulebench_attend(
+        ctypes.byref(table.layer),
+        query_TQ.data_ptr(),
+        n_tokens,
+        *_chunks(table, sequences, n_tokens),
+        out_TH.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out_TH
+
+
+def _turns(cos_TP: Tensor | None, sin_TP: Tensor | None, n_tokens: int) -> tuple[int | None, int | None, int]:
+    if cos_TP is None or sin_TP is None:
+        return None, None, 0
+    assert cos_TP.shape == sin_TP.shape == (n_tokens, cos_TP.shape[1])
+    assert serves(cos_TP, sin_TP)
+    return cos_TP.data_ptr(), sin_TP.data_ptr(), cos_TP.shape[1]
+
+
+def _chunks(table: AttentionTable, sequences: Sequence[CachedRows], n_tokens: int) -> tuple[ctypes.Array[_Chunk], int]:
+    dim, n_kv_heads = table.layer.dim, table.layer.n_kv_heads
     chunks, first_row = list[_Chunk](), 0
     for key_MSD, value_MSD, position, n in sequences:
         assert key_MSD.shape == value_MSD.shape == (n_kv_heads, key_MSD.shape[1], dim)
@@ -266,25 +329,7 @@ def attend(
         chunks.append(_Chunk(key_MSD.data_ptr(), value_MSD.data_ptr(), key_MSD.stride(0), position, first_row, n))
         first_row += n
     assert first_row == n_tokens
-    n_pairs = 0
-    if cos_TP is not None and sin_TP is not None:
-        n_pairs = cos_TP.shape[1]
-        assert cos_TP.shape == sin_TP.shape == (n_tokens, n_pairs)
-        assert serves(cos_TP, sin_TP)
-    out_TH = torch.empty_like(x_TH)
-    _kernels().joulebench_attention(
-        ctypes.byref(table.layer),
-        x_TH.data_ptr(),
-        n_tokens,
-        address(cos_TP),
-        address(sin_TP),
-        n_pairs,
-        (_Chunk * len(chunks))(*chunks),
-        len(chunks),
-        out_TH.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return out_TH
+    return (_Chunk * len(chunks))(*chunks), len(chunks)
 
 
 def router_table(
@@ -315,6 +360,10 @@ def _kernels() -> ctypes.CDLL:
     kernels = library()
     assert kernels is not None  # `serves` said so
     return kernels
+
+
+def int64s(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -72,10 +72,14 @@ def attend(
 
     table: of `kernel_table`; None has torch compute. The kernel computes the block whole, projections included.
     """
-    if table is not None and step.shared is None and native.serves(x_TH):
+    if table is not None and native.serves(x_TH):
         cos_TP, sin_TP = (step.cos_TP, step.sin_TP) if config.attention.rope_layers[layer] else (None, None)
         sequences = [(c.cache.keys[layer], c.cache.values[layer], c.position, c.n_tokens) for c in step.chunks]
-        return native.attend(x_TH, table, cos_TP, sin_TP, sequences)
+        if step.shared is None:
+            return native.attend(x_TH, table, cos_TP, sin_TP, sequences)
+        query_TQ, key_TM, value_TM = native.project(x_TH, table, cos_TP, sin_TP)
+        _cache(step, layer, *_shared_by_head(step.shared, key_TM, value_TM, config.head_dim))
+        return native.attend_cached(query_TQ, table, sequences)
     if isinstance(weights, LatentWeights):
         latent = config.attention.latent
         assert latent is not None  # latent weights are read only where the config is latent
@@ -83,10 +87,9 @@ def attend(
     span = config.attention.spans[layer]
     query_NTD, key_MTD, value_MTD = _project(x_TH, weights, config, layer, step)
     if step.shared is not None:
-        key_MTD, value_MTD = _shared_by_head(step.shared, key_MTD, value_MTD)
-    for chunk in step.cached:
-        chunk.cache.keys[layer][:, chunk.position : chunk.end] = key_MTD[:, chunk.rows]
-        chunk.cache.values[layer][:, chunk.position : chunk.end] = value_MTD[:, chunk.rows]
+        key_TM, value_TM = (x.transpose(0, 1).flatten(1) for x in (key_MTD, value_MTD))
+        key_MTD, value_MTD = _shared_by_head(step.shared, key_TM, value_TM, config.head_dim)
+    _cache(step, layer, key_MTD, value_MTD)
     mixed = []
     for chunk in step.chunks:
         view, keys, values = chunk.views[span], chunk.cache.keys[layer], chunk.cache.values[layer]
@@ -97,12 +100,19 @@ def attend(
     return widened_linear(_rows_of_heads(mixed), weights.out_HQ, weights.out_bias_H)
 
 
-def _shared_by_head(shared: SharedRows, key_MTD: Tensor, value_MTD: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of all rows, in one exchange."""
-    n_heads, n_own, _ = key_MTD.shape
-    both = torch.cat([key_MTD, value_MTD]).transpose(0, 1).reshape(n_own, -1)
-    by_head = shared.gathered(both).view(-1, 2 * n_heads, key_MTD.shape[-1]).transpose(0, 1)
+def _shared_by_head(shared: SharedRows, key_TM: Tensor, value_TM: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of all rows, key_MTD and value_MTD, in one exchange."""
+    n_heads = key_TM.shape[1] // head_dim
+    gathered_TX = shared.gathered(torch.cat([key_TM, value_TM], dim=1))
+    by_head = gathered_TX.view(-1, 2 * n_heads, head_dim).transpose(0, 1)
     return by_head[:n_heads], by_head[n_heads:]
+
+
+def _cache(step: Step, layer: int, key_MTD: Tensor, value_MTD: Tensor) -> None:
+    """Of each sequence its own."""
+    for chunk in step.cached:
+        chunk.cache.keys[layer][:, chunk.position : chunk.end] = key_MTD[:, chunk.rows]
+        chunk.cache.values[layer][:, chunk.position : chunk.end] = value_MTD[:, chunk.rows]
 
 
 def _rows_of_heads(mixed: Sequence[Tensor]) -> Tensor:
@@ -155,11 +165,11 @@ def _project(
         query_TQ, key_TM = weights.q_norm(query_TQ), weights.k_norm(key_TM)
     if attention.clip is not None:
         query_TQ, key_TM, value_TM = (x.clamp(-attention.clip, attention.clip) for x in (query_TQ, key_TM, value_TM))
-    query_NTD, key_MTD, value_MTD = (
-        x.view(len(x_TH), -1, head_dim).transpose(0, 1) for x in (query_TQ, key_TM, value_TM)
-    )
+    query_TND, key_TMD, value_TMD = (x.view(len(x_TH), -1, head_dim) for x in (query_TQ, key_TM, value_TM))
     if weights.q_norm is not None and weights.k_norm is not None and attention.qk_norm == "head":
-        query_NTD, key_MTD = weights.q_norm(query_NTD), weights.k_norm(key_MTD)
+        # As they lie: of heads that lie apart the kernels read none.
+        query_TND, key_TMD = weights.q_norm(query_TND), weights.k_norm(key_TMD)
+    query_NTD, key_MTD, value_MTD = (x.transpose(0, 1) for x in (query_TND, key_TMD, value_TMD))
     if attention.rope_layers[layer]:
         query_NTD, key_MTD = (_turned(x, config, step) for x in (query_NTD, key_MTD))
         if attention.qk_norm == "l2":

@@ -118,16 +118,20 @@ class RankTransformer(Transformer):
 
     def _of_whole_steps(self, technique: OverRanks) -> SaidLayouts | None:
         """What a decoded token computes, where ranks can add up inside of one call of the kernels; None where a layer
-        must be left for it. All layers are plain: each rank computes its part of the chosen experts, a row each."""
+        must be left for it. All layers are plain: each rank computes its part of the chosen experts, a row each; of
+        those that others have too, what is dealt to it."""
         sums, hidden = self.links.sums, self.config.hidden
         is_sparse = [isinstance(layer.mlp, SparseWeights) for layer in self.weights.layers]
-        can = self.decodes_in_one_call and technique.decodes_plainly
+        are_plain = technique.decodes_plainly if sums is None else technique.decodes_exactly
+        can = self.decodes_in_one_call and are_plain
         if not can or (self.links.n_ranks > 1 and (sums is None or hidden > sums.most_values)):
             return None
         if sums is not None:
-            local_LE = [self._local_E(layer, technique).tolist() for layer, has in enumerate(is_sparse) if has]
+            sparse = [layer for layer, has in enumerate(is_sparse) if has]
+            local_LE = [self._local_E(layer, technique).tolist() for layer in sparse]
+            holders_LE = [holders_E for layer in sparse if (holders_E := technique.holders_E(layer)) is not None]
             self._splits_attention = self._has_much_attention()
-            self._exchange = sums.of_step(local_LE, self._splits_attention)
+            self._exchange = sums.of_step(local_LE, self._splits_attention, holders_LE or None)
         layout = DecodeLayout(widths=technique.widths)
         plain = layout_table([PLAIN if has else None for has in is_sparse], self._n_experts, [()] * len(is_sparse))
         return SaidLayouts(technique, [layout if has else None for has in is_sparse], plain)
@@ -283,8 +287,9 @@ class RankTransformer(Transformer):
         mine_NT = [torch.from_numpy(np.flatnonzero(wanted[rank, rows])).to(device) for rank in range(links.n_ranks)]
         ends = np.cumsum(dealt.rows_N)
         n_theirs = [int(wanted[links.rank, end - n : end].sum()) for n, end in zip(dealt.rows_N, ends, strict=True)]
-        came = links.exchanged([normed_TH[mine] for mine in mine_NT], [n * hidden for n in n_theirs], "experts")
-        came[links.rank] = normed_TH[mine_NT[links.rank]].reshape(-1)
+        sent = [normed_TH.index_select(0, mine) for mine in mine_NT]
+        came = links.exchanged(sent, [n * hidden for n in n_theirs], "experts")
+        came[links.rank] = sent[links.rank].reshape(-1)
         visiting_TH = torch.cat(came).view(-1, hidden)
         place_T = np.full(own.n_tokens, -1)
         place_T[wanted[links.rank]] = np.arange(len(visiting_TH))
@@ -296,7 +301,7 @@ class RankTransformer(Transformer):
         back[links.rank] = results[links.rank].reshape(-1)
         mixed_TH = torch.zeros_like(normed_TH)
         for mine, result in zip(mine_NT, back, strict=True):
-            mixed_TH[mine] += result.view(-1, hidden)
+            mixed_TH.index_add_(0, mine, result.view(-1, hidden))
         return mixed_TH
 
     def _local_E(self, layer: int, technique: OverRanks) -> Integers:

@@ -65,6 +65,8 @@ class OverRanks:
         self.n_ranks = place.n_ranks
         self.router_gather = router_gather
         self.row_exchange = row_exchange
+        self.decodes_exactly = decodes_exactly
+        """Whether a choice is one row, of one rank or a slice on each."""
         self.decodes_plainly = decodes_exactly and not place.has_replicas
         """Whether a rank computes one row of every choice that it holds, so that no plan need say so."""
         self._technique = technique
@@ -76,6 +78,10 @@ class OverRanks:
     def held(self, layer: int, rank: int) -> Held:
         """What a rank computes with in a layer."""
         return self._place.held(layer, rank)
+
+    def holders_E(self, layer: int) -> list[tuple[int, ...]] | None:
+        """The ranks that take turns with each expert; None where nobody does."""
+        return self._place.holders_E(layer) if self._place.has_replicas else None
 
     @property
     def widths(self) -> tuple[Width, ...]:

@@ -58,9 +58,10 @@ slots both processes hold the busiest experts. `tensor-parallel` is even.
 
 A process that waits [lends its core](../techniques/parallel.md) to the busier one since 2026-11-26, so that a layer
 need not take as long as the busier process alone. Of the made model each process computes half of the attention of
-a decoded token since then; before, both computed all of it, a ninth of what a token reads. With spare slots a
-decoded token is not one call of the kernels, and both still compute all of its attention. On the bundled model a
-step takes less time than what sending and waking the other process takes. Rows of earlier days are from before all
+a decoded token since then; before, both computed all of it, a ninth of what a token reads. On the bundled model a
+step takes less time than what sending and waking the other process takes. In prefill each process computes the
+attention of its tokens with the kernels; in older rows torch did, in twice the time. Spare slots decoded in more
+than one call of the kernels in older rows. Rows of earlier days are from before all
 this; those of 2026-11-23 are from before [threads of torch slept](../decisions/0028-threads-that-sleep.md) too,
 which made one process of two threads faster."""
 

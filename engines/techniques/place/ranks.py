@@ -233,6 +233,14 @@ class Ranks:
         widths = self._grid.widths_N
         return Held(tuple(dict.fromkeys(experts)), None if widths is None else widths[rank])
 
+    def holders_E(self, layer: int) -> list[tuple[int, ...]]:
+        """The ranks that have each expert; one that has it in several slots, as often."""
+        at_E: list[list[int]] = [[] for _ in range(self._n_experts)]
+        for rank, experts in enumerate(self._experts_N(layer)):
+            for expert in experts:
+                at_E[expert].append(rank)
+        return [tuple(at) for at in at_E]
+
     def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
         return self.shares_of(seen.layer)
 
@@ -240,7 +248,7 @@ class Ranks:
         """Of whatever load."""
         key = None if self._grid.by_layer is None else layer
         if key not in self._shares:
-            self._shares[key] = self._made(self._experts_N(layer))
+            self._shares[key] = self._made(self.holders_E(layer))
         return self._shares[key]
 
     def decode_shares(self, layer: int) -> Sequence[Share] | None:
@@ -251,15 +259,11 @@ class Ranks:
         by_layer = self._grid.by_layer
         return self._grid.experts_N if by_layer is None else by_layer[layer]
 
-    def _made(self, experts_N: Packed) -> tuple[Share, ...]:
+    def _made(self, holders_E: Sequence[tuple[int, ...]]) -> tuple[Share, ...]:
         widths = self._grid.widths_N
-        at_E: list[list[int]] = [[] for _ in range(self._n_experts)]
-        for rank, experts in enumerate(experts_N):
-            for expert in experts:
-                at_E[expert].append(rank)
         by_ranks: dict[tuple[int, ...], list[int]] = {}
-        for expert, at in enumerate(at_E):
-            by_ranks.setdefault(tuple(at), []).append(expert)
+        for expert, at in enumerate(holders_E):
+            by_ranks.setdefault(at, []).append(expert)
         made = []
         for ranks, own in by_ranks.items():
             is_own_E = np.zeros(self._n_experts, dtype=np.bool_)
