@@ -346,8 +346,8 @@ def _methods(rows: Sequence[Row], subject: Subject, trials: Sequence[Trial]) -> 
         uncertainty = first["energy_uncertainty", "all"]["mean"]
         meter = f", {energy['meter']}" if energy["meter"] else ""
         is_unstated = energy["method"] == "modelled" and pd.isna(uncertainty)
-        stated = "" if pd.isna(uncertainty) else f" {format_error(uncertainty / 100)}"
-        spread = ", error not stated" if is_unstated else stated
+        stated: str = "" if pd.isna(uncertainty) else f" {format_error(uncertainty / 100)}"
+        spread: str = ", error not stated" if is_unstated else stated
         return (f"{energy['method']}{meter}{spread}",)
     if subject.title == "Achieved rates":
         return tuple(
