@@ -371,12 +371,13 @@ def show_run(
     from harness.rederive import as_it_ran, as_record, print_rederived, rederived_run
     from harness.sheets import given_sheets
     from harness.summary import print_summary
+    from results.collection import no_collection
     from results.heat import MOST_CHOSEN
     from results.report.csv import write_csv
     from results.report.html import write_html
     from results.report.standings import NoArmError, standings_table
     from results.run_frames import RunFrames
-    from results.store import PACKED_FROM, Store, StoreError, no_collection
+    from results.store import PACKED_FROM, Store, StoreError
 
     try:
         with Store.view(directory) as store, no_collection():

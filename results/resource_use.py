@@ -157,12 +157,14 @@ class _Stretches:
 
     def __init__(self, ran: Ran, begin_s: float, end_s: float, cuts_s: Floats | tuple[()] = ()) -> None:
         """cuts_s: where it is cut besides."""
-        start_P, end_P = np.clip(ran.start_P, begin_s, end_s), np.clip(ran.end_P, begin_s, end_s)
+        inside_P = (ran.end_P > begin_s) & (ran.start_P < end_s)
+        start_P, end_P = np.maximum(ran.start_P[inside_P], begin_s), np.minimum(ran.end_P[inside_P], end_s)
         self.edges_s = np.unique(np.concatenate([[begin_s, end_s], start_P, end_P, cuts_s]))
         self._first_P = np.searchsorted(self.edges_s, start_P)
         self._last_P = np.searchsorted(self.edges_s, end_P)
-        self._resource_P = ran.resource_P
+        self._resource_P = ran.resource_P[inside_P]
         self._n_resources = len(ran.resources)
+        self._n_ran = np.bincount(ran.resource_P, minlength=self._n_resources)
         self._busy: dict[int, NDArray[np.bool_]] = {}
 
     def n_windows_E(self, cuts_W2: Floats, n_W: Floats) -> Floats:
@@ -173,8 +175,8 @@ class _Stretches:
         return found
 
     def has(self, place: int) -> bool:
-        """Whether anything ran on that resource."""
-        return bool(np.any(self._resource_P == place))
+        """Whether anything ran on that resource, outside the window too."""
+        return bool(self._n_ran[place])
 
     def is_busy_E(self, place: int) -> NDArray[np.bool_]:
         if place not in self._busy:

@@ -13,7 +13,6 @@ At most one finished trial exists for a (cell, repeat): the database holds it by
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import shutil
 import sqlite3
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
+from results.collection import no_collection
 from results.database import (
     DATABASE,
     OWNER_ONLY,
@@ -359,22 +359,6 @@ class Store:
 
     def _trace_path(self, trial_id: str) -> Path:
         return self.directory / "traces" / f"{trial_id}.parquet"
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Records hold no cycles, and looking for them among a million takes longer than reading these.
-
-    They stay for long: no later collection looks through them either.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def check_holds_run(directory: Path) -> None:

@@ -31,6 +31,7 @@ from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.parameters import Composed
 from engines.techniques.place.units import OneUnitParameters
 from engines.techniques.presets import preset_parameters
+from results.collection import no_collection
 from results.records import EngineCounters
 from results.resource_use import MachineUse
 
@@ -203,6 +204,7 @@ def build(cell: Cell, sizes: ModelSizes, foresight: Foresight | None = None) -> 
     )
 
 
+@no_collection(stay=False)
 def price_cell(cell: Cell) -> PricedCell:
     """Raises `EngineError` for routing of another model, a technique that predicts without
     `recall` or that does not fit; `DeviceError` for a unit, link or price that the sheet lacks."""

@@ -355,12 +355,12 @@ def _calls(laid: Rows, share: Share, layout: Layout, first_row: int) -> Calls:
         in_turn_C = np.arange(n_calls) % n_pieces
         return Calls(*_columns(calls), laid.starts_C, kinds, in_turn_C, _loads_in_turn(laid, n_pieces))
     # Each piece has all the calls, one piece after another.
-    distinct = tuple(dict.fromkeys(kinds))
-    kind_C = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64).repeat(n_calls)
+    places = _places(kinds)
+    kind_C = np.array([places[kind] for kind in kinds], dtype=np.int64).repeat(n_calls)
     starts_PC = laid.starts_C + len(laid.expert_S) * np.arange(n_pieces)[:, None]
     loads_C = None if laid.weight_loads_C is None else np.tile(laid.weight_loads_C, n_pieces)
     expert_S, rows_S, valid_S, first_row_S = (np.tile(column_S, n_pieces) for column_S in _columns(calls))
-    return Calls(expert_S, rows_S, valid_S, first_row_S, starts_PC.reshape(-1), distinct, kind_C, loads_C)
+    return Calls(expert_S, rows_S, valid_S, first_row_S, starts_PC.reshape(-1), tuple(places), kind_C, loads_C)
 
 
 def _of_share(laid: Rows, share: Share) -> Rows:
@@ -407,18 +407,23 @@ def _columns(calls: Calls) -> tuple[Integers, Integers, Integers, Integers]:
 
 def _joined(parts: Sequence[Calls]) -> Calls:
     """The calls of several shares or pieces, one after another."""
-    kinds = tuple(dict.fromkeys(kind for part in parts for kind in part.kinds))
+    places = _places(kind for part in parts for kind in part.kinds)
     expert_S, rows_S, valid_S, first_row_S = map(np.concatenate, zip(*map(_columns, parts), strict=True))
     n_before = np.cumsum([0, *(len(part.expert_S) for part in parts)])
     starts_C = np.concatenate([part.starts_C + n for part, n in zip(parts, n_before, strict=False)])
-    kind_C = np.concatenate([_kinds_in(part, kinds) for part in parts])
+    kind_C = np.concatenate([_kinds_in(part, places) for part in parts])
     has_loads = any(part.weight_loads_C is not None for part in parts)
     loads_C = np.concatenate([part.loads_C for part in parts]) if has_loads else None
-    return Calls(expert_S, rows_S, valid_S, first_row_S, starts_C, kinds, kind_C, loads_C)
+    return Calls(expert_S, rows_S, valid_S, first_row_S, starts_C, tuple(places), kind_C, loads_C)
 
 
-def _kinds_in(part: Calls, kinds: tuple[CallKind, ...]) -> Integers:
-    number = np.array([kinds.index(kind) for kind in part.kinds], dtype=np.int64)
+def _places(kinds: Iterable[CallKind]) -> dict[CallKind, int]:
+    """Of each among those that differ, in their order."""
+    return {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
+
+
+def _kinds_in(part: Calls, places: Mapping[CallKind, int]) -> Integers:
+    number = np.array([places[kind] for kind in part.kinds], dtype=np.int64)
     return number[part.kind_C] if part.kind_C is not None else np.full(len(part), number[0])
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from results.collection import no_collection
 from results.database import transaction
 from results.derivation import arithmetic_digest
 from results.records import Completion, EnergyReading, EngineCounters, Score
@@ -23,7 +24,7 @@ from results.report.html import write_html
 from results.run_frames import RunFrames
 from results.runs import RunInfo
 from results.sealed_rows import insert
-from results.store import NO_TRACE_FILE, PACKED_FROM, Store, no_collection
+from results.store import NO_TRACE_FILE, PACKED_FROM, Store
 from results.trials import Trial
 from tests.run_builders import ENVIRONMENT, cell
 
