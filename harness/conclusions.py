@@ -18,7 +18,7 @@ REACH: Final = 1.25
 FLOAT_NOISE: Final = 1e-9
 MOST_DRAWN: Final = 8
 """Constants of a conclusion in its chart: those of the most effect."""
-ROW_PX, HEAD_PX = 30, 40
+ROW_PX, HEAD_PX, WORDS_PX = 34, 40, 24
 CHANGES: Final = {0.8: "- 20 %", 1.2: "+ 20 %"}
 
 
@@ -131,12 +131,20 @@ def leads_chart(own: Sequence[Effect]) -> dict[str, Any]:
     ]
     base = alt.Chart(alt.InlineData(values=values))
     y = alt.Y("constant:N", title=None, sort=kept, axis=alt.Axis(ticks=False, domain=False, labelLimit=420))
-    x = alt.X("lead:Q", title="next arm over the first; left of 1 another is first", scale=alt.Scale(zero=False))
+    scale = alt.Scale(zero=False, padding=WORDS_PX)
+    axis = alt.Axis(labelOverlap=True)
+    x = alt.X("lead:Q", title="next arm over the first; left of 1 another is first", scale=scale, axis=axis)
     fill = alt.Fill("change:N", legend=None).scale(
         domain=list(CHANGES.values()), range=["var(--accent)", "var(--accent-2)"]
     )
     dots = base.mark_circle(size=70, opacity=1).encode(x=x, y=y, fill=fill)
-    words = base.mark_text(dy=-9, fontSize=9, color="var(--ink)").encode(x=x, y=y, text="change:N")
+    # Above and below, so that both can be read where both changes come to the same.
+    words = [
+        base.transform_filter(alt.datum.change == change)
+        .mark_text(dy=dy, fontSize=9, color="var(--ink)")
+        .encode(x=x, y=y, text="change:N")
+        for change, dy in zip(CHANGES.values(), (11, -9), strict=True)
+    ]
     edge = alt.Chart(alt.InlineData(values=[{"at": 1.0}])).mark_rule(strokeDash=[4, 3], color="var(--ink-2)")
     described = f"{own[0].metric}: lead of the first arm when one constant changes by a fifth"
-    return page_spec(alt.layer(edge.encode(x="at:Q"), dots, words), HEAD_PX + ROW_PX * len(kept), described)
+    return page_spec(alt.layer(edge.encode(x="at:Q"), dots, *words), HEAD_PX + ROW_PX * len(kept), described)

@@ -6,6 +6,8 @@ screen; directions of writing that turn a line around; line ends that feign a se
 
 from __future__ import annotations
 
+import re
+
 LONGEST = 4000
 """Characters of one message: a list of all meters that do not open, and why, is below."""
 
@@ -16,6 +18,15 @@ def printable(text: str, longest: int = LONGEST) -> str:
         shown = _escaped(text)
         return shown if len(shown) <= longest else _shortened(shown, shown, longest, len(shown))
     return _shortened(_escaped(text[:longest]), _escaped(text[-longest:]), longest, len(text))
+
+
+TURNS_LINES = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Controls, and directions of writing: those turn around what stands behind them on a page, too."""
+
+
+def on_page(value: object) -> object:
+    """What a template shows, with those as \\xNN or \\uNNNN. Everything that is no text stays as it is."""
+    return TURNS_LINES.sub(lambda found: _escaped(found[0]), value) if type(value) is str else value
 
 
 def _shortened(start: str, end: str, longest: int, n: int) -> str:

@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.base import Channel, DeviceError, MeterUnavailableError
+from devices.models.sheet import load_sheet
+from engines.pricing.routing_sources import UniformRouting
+from engines.pricing.shapes import NAMED_SHAPES
+from harness.cross.pages import write_page
+from harness.cross.table import Question
 from harness.terminal import PrintableLog
-from results.printable import printable
+from results.printable import on_page, printable
 from tests.command import joulebench
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.machine import FakeDevice, FakeMachine
@@ -29,6 +34,25 @@ def controls(text: str) -> set[str]:
 def test_what_a_terminal_would_obey_is_shown_and_the_rest_stays() -> None:
     assert printable("Pixel 9 Pro, Galaxy S24 Ultra, 小米 14, Télé") == "Pixel 9 Pro, Galaxy S24 Ultra, 小米 14, Télé"
     assert printable("a\x1b[31mb\tc\r\nd\x9b\u202e\ud800") == r"a\x1b[31mb c  d\x9b\u202e\ud800"
+
+
+def test_what_turns_lines_on_a_page_is_shown_and_the_rest_stays() -> None:
+    assert on_page("Télé 小米\u00a014 µJ, two\nlines\tand soft\u00adhyphens") == (
+        "Télé 小米\u00a014 µJ, two\nlines\tand soft\u00adhyphens"
+    )
+    assert on_page("a\x1b[31mb\x9b\u202ec\u2067d\x00") == r"a\x1b[31mb\x9b\u202ec\u2067d\x00"
+    assert on_page(3.5) == 3.5
+    assert on_page(None) is None
+
+
+def test_a_sheet_cannot_turn_the_lines_of_a_page(tmp_path: Path) -> None:
+    """Escaped HTML alone lets a direction of writing through, and all that follows reads backwards."""
+    sheet = load_sheet("a6000").model_copy(update={"description": f"<b>{HOSTILE}</b>"})
+    question = Question(NAMED_SHAPES["qwen3-30b-a3b"], UniformRouting(), 16, 1, 16)
+    page = write_page(question, [sheet], [], None, tmp_path).read_text(encoding="utf-8")
+    assert "&lt;b&gt;Phone" in page
+    assert r"\u202egnp.exe" in page
+    assert not controls(page) & controls(HOSTILE) - {"\r"}
 
 
 def test_a_message_of_megabytes_keeps_its_ends() -> None:

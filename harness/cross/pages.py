@@ -17,7 +17,8 @@ from results.units import format_bytes
 PAGE = "cross.html"
 TITLE = "Which technique on which machine?"
 STYLE = (
-    "td.why { min-width: 16rem; } td.binds { min-width: 8.5rem; } td.front { font-weight: 600; }"
+    "td.why { min-width: 16rem; } td.binds { min-width: 8rem; } td.front { font-weight: 600; }"
+    " .scroll th[scope=row] { min-width: 8.8rem; }"
     " table.figures { width: auto; } table.figures thead th.number { white-space: normal; }"
 )
 """Headings of numbers wrap: all columns of a machine stand on a page as wide as a small screen."""

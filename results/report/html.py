@@ -20,6 +20,7 @@ import pandas as pd
 from results.cells import data_sources, disturbances, mark_words, usable, without_figures
 from results.environments import Environment
 from results.operations import extrapolation_notes
+from results.printable import on_page
 from results.records import Cell, Method
 from results.rederivation import derivation_notes
 from results.report import figures
@@ -97,6 +98,7 @@ def html_text(run: RunData, derived: RunFrames | None = None) -> str:
     templates = Templates(
         loader=PackageLoader("results", "report"),
         autoescape=True,
+        finalize=on_page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

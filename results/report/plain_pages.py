@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from results.printable import on_page
 from results.report.charts import CONFIG
 from results.report.files import replace_text
 from results.report.html import DRAW_CHARTS, SORT_TABLES, chart_library, json_in_script, script_hash
@@ -41,6 +42,7 @@ def write_plain_pages(package: str, pages: Mapping[str, tuple[str, Mapping[str, 
     templates = Templates(
         loader=ChoiceLoader([PackageLoader(package, ""), PackageLoader("results", "report")]),
         autoescape=True,
+        finalize=on_page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
