@@ -321,6 +321,17 @@ def _grid() -> Iterator[SourceTable]:
         Entry(row, WORDS[arm], grid.joules_of(phase) / prompts[row] * 1e3) for (row, arm), phase in cells.items()
     )
     yield SourceTable("Grid of §5.1", "energy a token", "mJ", "model, prompt/chunk", energy, note)
+    ratios = []
+    for model, at in settings:
+        row, gpu = f"{model} {at_words(at)}", grid.prefill_only("gpu", *at, model)
+        ours = cells[row, OURS]
+        ratios.append(Entry(row, "TTFT", gpu.seconds / ours.seconds))
+        ratios.append(Entry(row, "energy", grid.joules_of(gpu) / grid.joules_of(ours)))
+    note = (
+        "The fourth baseline in ratios only, as in §5.8: its prefill is too fast, as no price of a launch or of weights"
+        " is known."
+    )
+    yield SourceTable("Grid of §5.1", "the GPU's over NPUMoE's", "x", "model, prompt/chunk", tuple(ratios), note)
 
 
 def _capacities() -> Iterator[SourceTable]:
