@@ -4,6 +4,8 @@ copies from a file. Expected values are worked out by hand from the sheet's roun
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from devices.base import DeviceError
@@ -12,7 +14,7 @@ from devices.models.operation import Operation, operation_seconds
 from devices.models.sheet import Sheet, parse_sheet
 from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall
-from engines.dispatch import FILE, DispatchPlan, Transfer, Transfers
+from engines.dispatch import FILE, DispatchPlan, Exchange, Transfer, Transfers
 from engines.pricing.schedule import PricedStep, operations
 from engines.pricing.shapes import ModelShape
 from engines.pricing.travels import Travels
@@ -110,6 +112,45 @@ def test_a_stand_in_computes_one_call_after_another() -> None:
     calls = [one for one in found if one.kernel == "expert_ffn"]
     assert {one.unit for one in found} == {"cpu"}
     assert [(one.unit, one.alongside) for one in calls] == [("cpu", False)] * 4
+
+
+RANKS = 'stands_in = { "rank:0" = "cpu", "rank:1" = "cpu" }'
+FREE = "\n".join(
+    f"{kernel} = {{ s_per_moved_byte = {figure(0.0)} }}"
+    for kernel in ("residual", "router", "gather_dynamic", "gather_static", "padding", "scatter")
+)
+BETWEEN_RANKS = f"""{FREE}
+[links.ranks]
+source = "rank"
+target = "rank"
+kind = "shared"
+bytes_per_s = {figure(0.5)}
+latency_s = {figure(7.0)}
+"""
+
+
+def test_two_processes_of_one_unit_compute_after_each_other_and_send_over_their_link() -> None:
+    plan = plan_of(CallKind(unit="rank:0"), experts=(0, 1))
+    rows = Exchange("all_to_all", ("rank:0", "rank:1"), ((0, 10), (30, 0)))
+    back = Exchange("all_to_all", ("rank:0", "rank:1"), ((0, 30), (10, 0)))
+    first = Exchange("all_gather", ("rank:0", "rank:1"), ((0, 4), (4, 0)))
+    sent_plan = replace(plan, exchanges=(first, rows, back))
+    alone, joined = host(more=RANKS, kernels=FREE), host(more=RANKS, kernels=BETWEEN_RANKS)
+
+    def ran(sheet: Sheet, one: DispatchPlan) -> tuple[list[Operation], float]:
+        found = operations(PricedStep(2, 2), [one], SHAPE, "cpu", None, Travels(sheet))
+        timeline = Timeline(sheet)
+        timeline.run(found)
+        return found, timeline.now_s()
+
+    without, seconds = ran(alone, sent_plan)
+    assert {one.unit for one in without} == {"cpu"}, "no link, nothing that travels"
+    found, with_s = ran(joined, sent_plan)
+    travels = [one for one in found if one.unit == "ranks"]
+    assert [one.moved_bytes for one in travels] == [4, 4, 10, 30, 30, 10] * 2
+    assert [one for one in found if one.unit != "ranks"] != []
+    # Two layers; each thing takes 7 s and 2 s a byte, and nothing computes meanwhile.
+    assert with_s - seconds == 2 * (6 * 7 + 2 * (4 + 4 + 10 + 30 + 30 + 10))
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,16 @@ def test_experts_that_are_not_fetched_must_fit_where_they_are_computed() -> None
     assert lacks_room(["cpu"], False, load_sheet("m2-ultra"), qwen) is None, "the sheet states no memory"
 
 
+def test_experts_of_a_unit_that_another_stands_in_for_must_fit_into_the_memory_of_that_one() -> None:
+    """A fitted sheet has one unit, and plans for a GPU or an NPU are priced there."""
+    sheet, qwen = load_sheet("rtx5080-ndp"), NAMED_SHAPES["qwen3-30b-a3b"]
+    small = sheet.model_copy(update={"stands_in": {"npu": "gpu"}})
+    for backbone in ("gpu", "npu"):
+        assert str(lacks_room(["npu", "gpu"], False, small, qwen, backbone)).startswith(
+            "oom: 58.0 GB of experts of qwen3-30b-a3b, and gpu of sheet rtx5080-ndp hold 17.2 GB"
+        )
+
+
 def test_what_every_token_passes_through_must_fit_too() -> None:
     """By hand, in bf16. Attention of a layer: 4096 x 128 x 2 x (32 + 8) values, of 32 layers 2.68 GB; embedding and
     head: 32000 x 4096 each, 0.52 GB; routers: 4096 x 8. Beside 15 GB of experts they are more than the GPU's 17.2."""

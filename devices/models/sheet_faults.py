@@ -35,7 +35,8 @@ def faults(raw: Mapping[str, Any]) -> Iterator[Fault]:
     for end in _table(raw.get("memories")):
         if not is_end_of(end, known):
             yield Fault("memories", f"{end}: the sheet has no such unit; name one of its units")
-    yield from (Fault("links", words) for words in _links(_table(raw.get("links")), known))
+    joined = known | set(_table(raw.get("stands_in")))
+    yield from (Fault("links", words) for words in _links(_table(raw.get("links")), joined))
 
 
 def _names(units: Mapping[str, Any]) -> Iterator[str]:

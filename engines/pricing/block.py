@@ -198,7 +198,7 @@ class Block:
         waits: dict[Unit, Numbers] = {}
         for sent in self._sent(plan, True):
             number = send(steps, travels, "activations", sent)
-            waits.setdefault(sent.target, []).append(number)
+            waits.setdefault(travels.sheet.computing(sent.target), []).append(number)
         told = set(waits)
         for unit, n_tokens in tokens.items():
             if unit != self._rest and unit not in told:
@@ -214,9 +214,9 @@ class Block:
         last: Mapping[Unit, int | None],
         travels: Travels,
     ) -> Numbers:
-        all_sent = list(self._sent(plan, False))
-        results = [send(steps, travels, "results", sent, [last.get(sent.source)]) for sent in all_sent]
-        told = {sent.source for sent in all_sent}
+        all_sent, own = list(self._sent(plan, False)), travels.sheet.computing
+        results = [send(steps, travels, "results", sent, [last.get(own(sent.source))]) for sent in all_sent]
+        told = {own(sent.source) for sent in all_sent}
         for unit, n_tokens in tokens.items():
             if unit != self._rest and unit not in told:
                 rows = Sent(unit, self._rest, row_bytes(self._shape) * n_tokens)
@@ -226,20 +226,27 @@ class Block:
     def _sent(self, plan: DispatchPlan, before_calls: bool) -> Iterator[Sent]:
         """By the plan's exchanges, which have the priced model's widths. before_calls: rows, and else results.
 
-        What the unit that adds up sends in a sum is rows: it has the tokens at first.
+        What the unit that adds up sends in a sum is rows: it has the tokens at first. Two units that one unit stands in
+        for send each other only what a link of the sheet joins them for: processes of one machine have a part of its
+        memory each.
         """
-        own = (lambda unit: unit) if self._sheet is None else self._sheet.computing
+        sheet = self._sheet
+        own = (lambda unit: unit) if sheet is None else sheet.computing
         of_rows = [exchange for exchange in plan.exchanges if exchange.kind in OF_ROWS]
         last_dealt = [exchange for exchange in of_rows if exchange.kind == "all_to_all"][-1:]
         for exchange in plan.exchanges:
             is_of_rows = exchange.kind in OF_ROWS and not any(exchange is one for one in last_dealt)
-            units = tuple(map(own, exchange.units))
+            units = exchange.units
             for source, row in zip(units, exchange.bytes_NN, strict=True):
-                has_rows = is_of_rows or (exchange.kind == "reduce" and source == self._rest)
+                has_rows = is_of_rows or (exchange.kind == "reduce" and own(source) == self._rest)
                 if has_rows is not before_calls or not any(row):
                     continue
                 for target, n_bytes in zip(units, row, strict=True):
-                    if n_bytes and source != target:
+                    if not n_bytes:
+                        continue
+                    if own(source) != own(target):
+                        yield Sent(own(source), own(target), n_bytes)
+                    elif source != target and sheet is not None and sheet.resource_between(source, target) is not None:
                         yield Sent(source, target, n_bytes)
 
 

@@ -21,12 +21,14 @@ def lacks_room(
 ) -> NoRoomError | None:
     """Why they do not, as "N.S." of NDP units or else "oom"; or None: where nobody states a memory too.
 
-    units: where experts are computed. fetches: whether they travel there. Those of NDP units lie in them; others that
-    are fetched lie in the CPU's memory; else each unit holds a part. backbone: the unit that holds what every token
-    passes through (attention, dense blocks, shared experts, head); None: that is not looked at. cached_tokens: of all
-    sequences at their longest, whose keys and values lie beside that; 0 where the requests are not known. A memory that
-    all units share holds everything.
+    units: where experts are computed; they lie with the unit that stands in for it. fetches: whether they travel there.
+    Those of NDP units lie in them; others that are fetched lie in the CPU's memory; else each unit holds a part.
+    backbone: the unit that holds what every token passes through (attention, dense blocks, shared experts, head); None:
+    that is not looked at. cached_tokens: of all sequences at their longest, whose keys and values lie beside that; 0
+    where the requests are not known. A memory that all units share holds everything.
     """
+    units = tuple(dict.fromkeys(map(sheet.computing, units)))
+    backbone = None if backbone is None else sheet.computing(backbone)
     ndps = [unit for unit in units if unit.startswith("ndp:")]
     homes = ndps or (["cpu"] if fetches else list(units))
     try:

@@ -2,13 +2,13 @@
 
 python -m tests.benchmarks.model_validation [PIECE ...] [--fits DIR] [--arm NAME ...] [--quick]
 
-Pieces, each of some minutes, so that a machine need not be quiet for all of them at once: `fit-fp32`, `fit-bf16` and
-`fit-thread` (fp32 and one thread) measure and write sheets into DIR; `fp32`, `bf16` and `ranks` read
-them and answer requests. Without a piece all are done. Rows of the page that a piece does not measure stay.
+Pieces, each of some minutes, so that a machine need not be quiet for all of them at once: `fit-fp32` and `fit-bf16`
+measure and write sheets into DIR; `fp32`, `bf16` and `ranks` (fp32) read them and answer requests. Without a piece all
+are done. Rows of the page that a piece does not measure stay.
 
 `joulebench model fit` measures models of one half of the shapes. Models of the other half, with prompts of other
 lengths, then answer requests by each technique; the same plans are priced by the fitted sheet. No point of the second
-half enters the fit. Two processes are priced by ranks of one thread each.
+half enters the fit. Two processes: see `tests.benchmarks.validated_ranks`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from engines.techniques.presets import preset_parameters
 from results.environments import Road
 from tests.benchmarks.measurement import Measurement, merged, read_json, write_page
 from tests.benchmarks.measurement import measured as figure
-from tests.benchmarks.validated_ranks import Ranks, fitted_sheet, ranks_of
+from tests.benchmarks.validated_ranks import PHASES, Ranks, fitted_sheets, ranks_of
 
 PAGE = "model-validation"
 HELD_OUT = (
@@ -58,8 +58,10 @@ Prompt = tuple[int, int]
 PROMPTS: tuple[Prompt, ...] = ((160, 64), (352, 192))
 QUICK_PROMPTS = PROMPTS[:1]
 N_NEW, N_ROUNDS = 13, 5
+RANK_SIZES = 3
+"""Models on which what ranks send is fitted."""
 OTHER_ROUNDS = 5
-"""Of the fits of bf16 and of one thread."""
+"""Of the fit of bf16."""
 MEDIAN_AIM, P90_AIM = 10.0, 25.0
 ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dropless": ("dropless", {}),
@@ -69,7 +71,6 @@ ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "cache, lru of half the experts": ("lru", {}),
 }
 BF16_ARMS = ("dropless", "blocks, blockwise")
-PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -180,28 +181,32 @@ def validated(form: Form, names: Sequence[str], sheet: Sheet, is_quick: bool) ->
     return rows
 
 
-def validated_ranks(sizes: Sequence[MadeSizes], prompt: Prompt, cpu: Sheet, one: Sheet, n: int) -> list[Measurement]:
-    """Two processes, in fp32. sizes, prompt: of the fit of what travels. cpu: with all threads. one: with one. n:
-    rounds."""
+def validated_ranks(grid: Grid, cpu: Sheet, n: int) -> list[Measurement]:
+    """Two processes, in fp32. grid: of the fit of what travels. n: rounds."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
-        def started(sizes: Sequence[MadeSizes], first_seed: int, prompt: Prompt) -> list[Ranks]:
+        def started(sizes: Sequence[MadeSizes], first_seed: int, prompts: Sequence[Prompt]) -> list[Ranks]:
             found = []
             for seed, own in enumerate(sizes, first_seed):
-                found.append(ranks_of(made_model(folder, own, "fp32", seed), *prompt, N_NEW))
-                stack.callback(found[-1].engine.close)
+                made = made_model(folder, own, "fp32", seed)
+                for prompt in prompts:
+                    found.append(ranks_of(made, *prompt, N_NEW))
+                    stack.callback(found[-1].engine.close)
             return found
 
-        sheet = fitted_sheet(cpu, one, started(sizes, 0, prompt), n)
-        held_out = started(HELD_OUT, 100, PROMPTS[0])
+        fits = started(grid.sizes[:RANK_SIZES], 0, grid.prompts[:2])
+        sheets = fitted_sheets(cpu, fits, n)
+        for one in fits:
+            one.engine.close()
+        held_out = started(HELD_OUT, 100, PROMPTS[:1])
 
-        def price(sheet: Sheet, one: Ranks) -> Sequence[float]:
-            return one.priced(sheet)[0]
+        def price(_: Sheet, one: Ranks) -> Sequence[float]:
+            return one.modelled(sheets)
 
         name = "two processes, expert-parallel"
         arms = [Arm(name, one.run, partial(price, one=one), one.engine.take_road) for one in held_out]
-        return rows_of(arms, measured([arm.run for arm in arms], n), sheet, "fp32")
+        return rows_of(arms, measured([arm.run for arm in arms], n), cpu, "fp32")
 
 
 def all_threads() -> int:
@@ -212,13 +217,13 @@ REMARKS = f"""Prices are fitted on five made models, and on prompts of other len
 models then answer requests by each technique; the schedule prices the plans that they make. No time of these is in the
 fit. Misses are of |modelled / measured - 1|, over models and prompts. Targets are upper bounds. Experts are random, so
 that routers choose all of them about as often. All models are larger than the processor's caches, as real ones are: a
-token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' median. Two processes: attention of
-a decoded token runs on each of them with one thread, and the schedule prices it once with all. Nor does it know that a
-rank which waits lends its core to the others (docs/techniques/parallel.md). Their prefill is priced too fast by a
-quarter, and why is not known. One rank's wait for the other counts as disturbed."""
+token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' median. Two processes: a rank that waits
+lends its core to the other (docs/techniques/parallel.md), so that a layer is priced as all of its work over all cores,
+and what the ranks send beside that: messages in prefill, shared memory for a decoded token. One rank's wait for the
+other counts as disturbed."""
 
 
-PIECES = ("fit-fp32", "fit-bf16", "fit-thread", "fp32", "bf16", "ranks")
+PIECES = ("fit-fp32", "fit-bf16", "fp32", "bf16", "ranks")
 
 
 def rows_of_piece(piece: str, folder: Path, asked: argparse.Namespace) -> list[Measurement]:
@@ -232,13 +237,12 @@ def rows_of_piece(piece: str, folder: Path, asked: argparse.Namespace) -> list[M
     if piece.startswith("fit-"):
         name = piece.removeprefix("fit-")
         form: Form = "bf16" if name == "bf16" else "fp32"
-        threads = 1 if name == "thread" else all_threads()
-        sheet = fitted(piece, form, threads, grid if name == "fp32" else few_rounds)
+        sheet = fitted(piece, form, all_threads(), grid if name == "fp32" else few_rounds)
         (folder / f"{piece}.toml").write_text(sheet_text(sheet), encoding="utf-8")
         return []
     if piece == "ranks":
         n_rounds = 3 if asked.quick else N_ROUNDS
-        return validated_ranks(grid.sizes[:3], grid.prompts[0], sheet_of("fp32"), sheet_of("thread"), n_rounds)
+        return validated_ranks(grid, sheet_of("fp32"), n_rounds)
     names = ARMS if piece == "fp32" else BF16_ARMS
     return validated(piece, [n for n in names if n in (asked.arm or names)], sheet_of(piece), asked.quick)  # type: ignore[arg-type]
 

@@ -1,18 +1,19 @@
 """Two processes of one thread each, for `tests.benchmarks.model_validation`: their prices, and what is measured.
 
-A rank's prices of kernels are those of one thread, fitted alone. What an exchange costs is fitted on requests of the
-models of the fit, answered by two processes: seconds of each thing that is sent, and of its bytes. Attention is priced
-on the CPU with all threads: in prefill its tokens are dealt to the ranks; a decoded token has it on each rank, with one
-thread, which the schedule does not know.
+The prices of kernels are those of one process with all threads. A rank that waits lends its core to the other, so that
+a layer takes what its work takes over all cores, and the machine's unit stands in for the ranks. What an exchange costs
+is fitted on requests of the models of the fit, answered by two processes: seconds of each thing that is sent, and of
+its bytes. In prefill these are messages (gloo). What a decoded token sends goes through memory that both share, which
+takes a tenth of the time: it has a price of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from devices.models.fit import checked_fit
+from devices.models.fit import Amounts, checked_fit
 from devices.models.operation import TRANSFER
 from devices.models.sheet import Sheet
 from devices.models.timeline import Timeline
@@ -31,6 +32,7 @@ from results.records import Request
 
 N_RANKS = 2
 TECHNIQUE = "expert-parallel"
+PHASES = ("prefill", "decode")
 ENDLESS = {"value": 1e18, "kind": "assumed", "origin": "nothing, before it is fitted"}
 
 
@@ -43,7 +45,11 @@ class Ranks:
     plans: ReferenceEngine
     made: MadeModel
 
-    def priced(self, sheet: Sheet) -> tuple[Phases, dict[str, float], dict[str, float]]:
+    def modelled(self, sheets: RankSheets) -> Phases:
+        """Each phase by its sheet."""
+        return Phases(self.priced(sheets.prefill)[0].prefill_s, self.priced(sheets.decode)[0].decode_s)
+
+    def priced(self, sheet: Sheet) -> tuple[Phases, tuple[Amounts, Amounts]]:
         """Seconds, and what is sent in prefill and for one decoded token: how many things, and how many bytes."""
         timeline = Timeline(sheet)
         self.plans.reset()
@@ -60,7 +66,7 @@ class Ranks:
                 share = 1 / n_decoded if decodes else 1.0
                 sent[decodes]["launches"] += share
                 sent[decodes]["moved_bytes"] += share * operation.moved_bytes
-        return phases_of(completion), sent[0], sent[1]
+        return phases_of(completion), (sent[0], sent[1])
 
 
 def ranks_of(made: MadeModel, n_prompt: int, chunk: int, n_new: int) -> Ranks:
@@ -73,28 +79,41 @@ def ranks_of(made: MadeModel, n_prompt: int, chunk: int, n_new: int) -> Ranks:
     return Ranks(EngineRun(made.name, engine, made.shape, request, chunk), engine, plans, made)
 
 
-def sheet_with(cpu: Sheet, one_thread: Sheet, link: dict[str, Any]) -> Sheet:
-    """The sheet of the machine, with two ranks of one thread and what lies between them."""
-    whole, alone = (one.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for one in (cpu, one_thread))
-    units = {"cpu": whole["units"]["cpu"], "rank": {"count": N_RANKS, **alone["units"]["cpu"]}}
-    between = {"source": ["cpu", "rank"], "target": ["rank"], "kind": "shared", **link}
-    return sheet_of("ranks", "two processes", "measured", units, {"ranks": between, **whole.get("links", {})})
+class RankSheets(NamedTuple):
+    """The machine with two ranks, and what lies between them in each phase."""
+
+    prefill: Sheet
+    decode: Sheet
 
 
-def fitted_sheet(cpu: Sheet, one_thread: Sheet, runs: Sequence[Ranks], n_rounds: int) -> Sheet:
+def sheet_with(cpu: Sheet, link: dict[str, Any]) -> Sheet:
+    """The sheet of the machine, which stands in for its ranks, and what lies between them."""
+    whole = cpu.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    ranks = {f"rank:{rank}": "cpu" for rank in range(N_RANKS)}
+    between = {"source": ["rank"], "target": ["rank"], "kind": "shared", **link}
+    links = {"ranks": between, **whole.get("links", {})}
+    stands_in = {**whole.get("stands_in", {}), **ranks}
+    return sheet_of("ranks", "two processes", "measured", whole["units"], links, stands_in=stands_in)
+
+
+def fitted_sheets(cpu: Sheet, runs: Sequence[Ranks], n_rounds: int) -> RankSheets:
     """runs: of the models of the fit."""
-    free = sheet_with(cpu, one_thread, {"bytes_per_s": ENDLESS})
-    found = measured([one.run for one in runs], n_rounds)
-    amounts, known = [], []
-    for one in runs:
-        phases, *sent = one.priced(free)
-        amounts += sent
-        known += phases
-    seconds = [point.seconds for point in found.points]
-    names = ("launches", "moved_bytes")
-    fit = checked_fit("exchanges", names, amounts, seconds, known)
+    free = sheet_with(cpu, {"bytes_per_s": ENDLESS})
+    seconds = [point.seconds for point in measured([one.run for one in runs], n_rounds).points]
+    sheets = []
+    found = [one.priced(free) for one in runs]
+    for number, phase in enumerate(PHASES):
+        known = [phases[number] for phases, _ in found]
+        sent = [amounts[number] for _, amounts in found]
+        sheets.append(sheet_with(cpu, _between(phase, sent, seconds[number :: len(PHASES)], known)))
+    return RankSheets(*sheets)
+
+
+def _between(phase: str, sent: Sequence[Amounts], seconds: Sequence[float], known: Sequence[float]) -> dict[str, Any]:
+    """known: seconds of all that is not sent."""
+    fit = checked_fit(f"exchanges of {phase}", ("launches", "moved_bytes"), sent, seconds, known)
     told = {"kind": "fitted", "origin": origin_of(fit)}
     each_s, byte_s = fit.constants
-    print(f"exchanges: {each_s * 1e6:.0f} us each, {byte_s * 1e9:.3f} s/GB; {told['origin']}", flush=True)
+    print(f"{phase}: {each_s * 1e6:.0f} us each, {byte_s * 1e9:.3f} s/GB; {told['origin']}", flush=True)
     rate = {"value": 1 / byte_s, **told} if byte_s else ENDLESS
-    return sheet_with(cpu, one_thread, {"latency_s": {"value": each_s, **told}, "bytes_per_s": rate})
+    return {"latency_s": {"value": each_s, **told}, "bytes_per_s": rate}
