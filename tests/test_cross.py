@@ -108,6 +108,19 @@ def test_techniques_stand_on_units_that_a_machine_has() -> None:
     assert {arm.technique for arm in arms.values()} == set(PRESETS)
 
 
+def test_a_unit_that_another_stands_in_for_is_no_unit_of_the_machine() -> None:
+    """Experts "moved" from a CPU to the GPU that it stands in for would travel for nothing."""
+    sheet = load_sheet("a6000")
+    assert "npu" not in sheet.units
+    with_stand_in = sheet.model_copy(update={"stands_in": {"npu": "cpu"}})
+    expected = [(arm.name, arm.why_not is None) for arm in arms_on(sheet, QWEN)]
+    found = arms_on(with_stand_in, QWEN)
+    assert [(arm.name, arm.why_not is None) for arm in found] == expected
+    assert {arm.why_not for arm in found if arm.technique == "npumoe"} == {
+        f"it is made for npu, and this machine has {', '.join(sheet.units)}"
+    }
+
+
 def test_a_gpu_keeps_the_experts_that_fit_in_nine_tenths_of_it() -> None:
     """48 layers of 128 experts of 3 x 2048 x 768 values; attention 2048 x 128 x 2 x (32 + 4); embedding and head."""
     sheet = load_sheet("a6000")

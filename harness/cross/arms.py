@@ -106,8 +106,17 @@ def _arm(name: str, given: Mapping[str, Any], parameters: Composed, sheet: Sheet
     ranks = sum(unit.startswith("rank:") for unit in sheet.units) if takes_ranks else 1
     # What every token passes through lies on each rank; it is priced on the first.
     backbone = "rank:0" if takes_ranks and ranks else None
-    why_not = unpriced(parameters, sheet, backbone)
+    why_not = _absent(parameters, sheet, backbone) or unpriced(parameters, sheet, backbone)
     return Arm(name, _told(given), parameters, why_not, max(ranks, 1), backbone)
+
+
+def _absent(parameters: Composed, sheet: Sheet, backbone: Unit | None) -> str | None:
+    """Which unit the machine lacks; None where it has all. One that stands in computes plans that are made for another
+    machine: as an arm of this one it would cost no copies, and tell of a unit that nobody has."""
+    for unit in (backbone or parameters.backbone, *parameters.units):
+        if unit in sheet.stands_in:
+            return f"it is made for {unit}, and this machine has {', '.join(sheet.units)}"
+    return None
 
 
 def _told(given: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:
