@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from devices.models.sheet import Sheet, load_sheet, parse_sheet
+from engines.model.quantised import Quantisation
 from engines.pricing.model_shape import ModelShape
 from engines.pricing.routing_sources import UniformRouting
-from engines.pricing.shapes import shape_named
+from engines.pricing.shapes import quantised, shape_named
 from engines.techniques.presets import PRESETS
 from harness.commands import app
 from harness.conclusions import Effect
@@ -312,6 +313,28 @@ def test_narrow_weights_fit_where_wide_ones_do_not() -> None:
     assert result.exit_code == 0, result.output
     ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
     assert found["result"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fitted", "asked", "told"),
+    [
+        ("fp32", "", "fitted with weights in fp32, and experts of 16 bits are asked"),
+        ("fp32", "fp32", None),
+        ("bf16", "", None),
+        ("int8", "fp32", "fitted with weights in int8, and experts of 32 bits are asked"),
+        ("int8", "int8", None),
+        (None, "fp32", None),
+    ],
+)
+def test_a_sheet_fitted_with_other_weights_says_so(fitted: str | None, asked: str, told: str | None) -> None:
+    sheet = load_sheet("a6000").model_copy(update={"fitted_weights": fitted})
+    form = {"experts": asked} if asked else {}
+    shape = quantised(QWEN, Quantisation.model_validate(form))
+    said: list[str] = []
+    cross_table(Question(shape, UniformRouting(0), 16, 1, 16), [sheet], ("gpu",), said.append)
+    doubts = [line for line in said if "fitted with" in line]
+    assert len(doubts) == (told is not None)
+    assert all(str(told) in line and line.startswith("a6000: ") for line in doubts)
 
 
 def test_a_machine_of_ones_own_is_a_file_and_stands_there_once(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_copies_that_take_as_long_whatever_their_size_have_a_rate_that_misses_th
 def test_the_written_sheet_is_read_as_it_was(fitted: FittedMachine) -> None:
     again = parse_sheet(fitted.text, "mine")
     assert again == fitted.sheet
+    assert again.fitted_weights == "fp32"
     figures = [
         figure
         for kernel in tomllib.loads(fitted.text)["units"]["cpu"]["kernels"].values()

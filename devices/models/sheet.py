@@ -117,6 +117,8 @@ class Sheet(Record):
     """Power of the machine doing nothing, booked on `cpu`; None where nobody says."""
     missed_by: MissedBy | None = None
     """None where nothing was compared with its source."""
+    fitted_weights: str | None = Field(default=None, min_length=1)
+    """The form of the weights that its prices were fitted with; None where they were fitted on none."""
     units: dict[End, UnitSheet] = Field(max_length=MOST_UNITS)
     """Read: each unit by its own name, those that one table stands for too."""
     stands_in: dict[End, End] = Field(default_factory=dict)

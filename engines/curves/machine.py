@@ -100,6 +100,7 @@ def sheet_of_units(name: str, form: Form, n_threads: int, fitted: Mapping[str, F
         f"`joulebench model fit`, {today}, torch {torch.__version__}, {environment.os.split()[0]}",
         units,
         links,
+        fitted_weights=form,
         stands_in={unit: "cpu" for unit in LACKING if unit not in fitted},
         memories={"cpu": stated},
     )

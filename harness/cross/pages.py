@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from devices.models.sheet import Sheet
 from harness.conclusions import Effect, conclusion_words, flip_words, leads_chart
 from harness.cross.sensitivity import METRICS
-from harness.cross.table import Question, Row, has_fits, is_less
+from harness.cross.table import Question, Row, has_fits, is_less, other_weights
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
 from results.units import format_bytes
@@ -35,6 +35,8 @@ class Machine(NamedTuple):
     chart: str
     """Id, or empty."""
     conclusions: list[Conclusion]
+    doubt: str | None = None
+    """Why its times may be far off."""
 
     @property
     def answer(self) -> str:
@@ -82,7 +84,12 @@ def context(
     question: Question, sheets: Sequence[Sheet], rows: Sequence[Row], found: Sequence[Effect] | None
 ) -> dict[str, Any]:
     charts: list[tuple[str, dict[str, Any]]] = []
-    machines = [_machine(sheet, [row for row in rows if row.machine == sheet.name], found, charts) for sheet in sheets]
+    machines = [
+        _machine(sheet, [row for row in rows if row.machine == sheet.name], found, charts)._replace(
+            doubt=other_weights(sheet, question.shape)
+        )
+        for sheet in sheets
+    ]
     return {
         **frame(TITLE, charts, STYLE),
         "asked": question.words,
