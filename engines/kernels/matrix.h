@@ -139,6 +139,25 @@ inline uN nibble_shift(int j) {
 #endif
 }
 
+#ifdef JOULEBENCH_AVX512
+
+// Of a half block, 32 columns with one scale: all that a nibble may stand for lies in one register, scaled once.
+inline void widen_half(bool is_int4, uN words, int half, float scale, float* out) {
+  const fN levels = {-8.0f, -7.0f, -6.0f, -5.0f, -4.0f, -3.0f, -2.0f, -1.0f,
+                     0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  5.0f,  6.0f,  7.0f};
+  const fN values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  const fN scaled = (is_int4 ? levels : values) * scale;
+  const uN codes = is_int4 ? words ^ 0x80000000u : words;  // the top nibble of int4 is level + 8 then, too
+#pragma GCC unroll 2
+  for (int j = 4 * half; j < 4 * half + 4; j += kNibbles, out += kLanes) {
+    const __m512i code = (__m512i)(codes >> nibble_shift(j));  // the lowest four bits count
+    store(out, (fN)_mm512_maskz_permutexvar_ps(kAll, code, (__m512)scaled));
+  }
+}
+
+#else
+
 inline fN int4_levels(uN words, int j) {
   const uN level = (words ^ 0x80000000u) >> nibble_shift(j) & 0xF;  // + 8, the top one too
   return __builtin_convertvector((wN)level, fN) - 8.0f;
@@ -146,11 +165,6 @@ inline fN int4_levels(uN words, int j) {
 
 inline fN mxfp4_values(uN words, int j) {
   const uN code = words >> nibble_shift(j);
-#ifdef JOULEBENCH_AVX512
-  const fN values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-  return (fN)_mm512_maskz_permutexvar_ps(kAll, (__m512i)code, (__m512)values);  // by the lowest four bits
-#else
   const f8 magnitudes = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
 #ifdef JOULEBENCH_AVX2
   const f8 chosen = (f8)_mm256_permutevar8x32_ps((__m256)magnitudes, (__m256i)(code & 7));
@@ -159,8 +173,15 @@ inline fN mxfp4_values(uN words, int j) {
   for (int i = 0; i < 8; i++) chosen[i] = magnitudes[code[i] & 7];
 #endif
   return (f8)((u8x32)chosen | (code << 28 & 0x80000000u));
-#endif
 }
+
+inline void widen_half(bool is_int4, uN words, int half, float scale, float* out) {
+#pragma GCC unroll 4
+  for (int j = 4 * half; j < 4 * half + 4; j += kNibbles, out += kLanes)
+    store(out, (is_int4 ? int4_levels(words, j) : mxfp4_values(words, j)) * scale);
+}
+
+#endif
 
 // 2^(byte - 127); the smallest is a subnormal float.
 inline float mxfp4_scale(uint8_t exponent) {
@@ -188,13 +209,14 @@ inline void widen_row(const Matrix& m, int64_t row, int64_t first, int64_t n, fl
     case kFp8: return widen_in_order<Fp8>(m, row, first, n, ((const float*)m.scales)[row], out);
   }
   const int64_t start = row * m.columns + first;
+  const bool is_int4 = m.format == kInt4;
   for (int64_t block = 0; block < n; block += kNibbleBlock) {
     const uN words = load_words((const uint32_t*)m.values + (start + block) / 8);
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j += kNibbles) {
-      const int64_t group = (start + block + 8 * j) >> m.group_bits;
-      store(out + block + 8 * j, m.format == kInt4 ? int4_levels(words, j) * ((const float*)m.scales)[group]
-                                                   : mxfp4_values(words, j) * mxfp4_scale(((const uint8_t*)m.scales)[group]));
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      const int64_t group = (start + block + 32 * half) >> m.group_bits;
+      const float scale = is_int4 ? ((const float*)m.scales)[group] : mxfp4_scale(((const uint8_t*)m.scales)[group]);
+      widen_half(is_int4, words, half, scale, out + block + 32 * half);
     }
   }
 }
