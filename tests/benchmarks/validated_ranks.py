@@ -33,6 +33,8 @@ from results.records import Request
 N_RANKS = 2
 TECHNIQUE = "expert-parallel"
 PHASES = ("prefill", "decode")
+SENT = {"prefill": ("launches", "moved_bytes"), "decode": ("launches",)}
+"""What is fitted of it. The few kilobytes of a decoded token take a microsecond of the memory."""
 ENDLESS = {"value": 1e18, "kind": "assumed", "origin": "nothing, before it is fitted"}
 
 
@@ -111,9 +113,9 @@ def fitted_sheets(cpu: Sheet, runs: Sequence[Ranks], n_rounds: int) -> RankSheet
 
 def _between(phase: str, sent: Sequence[Amounts], seconds: Sequence[float], known: Sequence[float]) -> dict[str, Any]:
     """known: seconds of all that is not sent."""
-    fit = checked_fit(f"exchanges of {phase}", ("launches", "moved_bytes"), sent, seconds, known)
+    fit = checked_fit(f"exchanges of {phase}", SENT[phase], sent, seconds, known)
     told = {"kind": "fitted", "origin": origin_of(fit)}
-    each_s, byte_s = fit.constants
+    each_s, byte_s = (*fit.constants, 0.0)[:2]
     print(f"{phase}: {each_s * 1e6:.0f} us each, {byte_s * 1e9:.3f} s/GB; {told['origin']}", flush=True)
     rate = {"value": 1 / byte_s, **told} if byte_s else ENDLESS
     return {"latency_s": {"value": each_s, **told}, "bytes_per_s": rate}
