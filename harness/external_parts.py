@@ -21,6 +21,7 @@ from harness.file_digests import file_digests
 from harness.matrix import CellPlan, Part
 from harness.state import state_folder
 from results.records import Request
+from workloads.base import Workload, WorkloadError
 from workloads.fitting import most_prompt_tokens
 
 DIGITS = 12
@@ -97,6 +98,19 @@ def external_engine(
     """Raises `NotSupportedError`, `EngineError`, `DeviceError`."""
     around = Surroundings(cell_plan.model.source, facts, device, now_s, state_folder() / MODELS_FOLDER, on_note)
     return spec.build(around)
+
+
+def requests_of(cell_plan: CellPlan, engine: Engine, workload: Workload, model_holds: int) -> Sequence[Request]:
+    """What a cell asks. model_holds: tokens. Raises `WorkloadError`, with what helps where the engine holds fewer."""
+    try:
+        return workload.requests(engine.tokenizer, engine.max_length)
+    except WorkloadError as error:
+        if engine.max_length >= model_holds:
+            raise
+        raise WorkloadError(
+            f"{error}; {cell_plan.cell.engine} holds {engine.max_length} tokens of the model's {model_holds}: a larger"
+            " context of that arm helps too"
+        ) from error
 
 
 def refuse_requests(cell_plan: CellPlan, requests: Sequence[Request]) -> None:

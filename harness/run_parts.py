@@ -49,7 +49,7 @@ from harness.device_specs import (
     ModelledSpec,
 )
 from harness.external.base import ExternalSpec
-from harness.external_parts import external_engine, most_positions, refuse_requests
+from harness.external_parts import external_engine, most_positions, refuse_requests, requests_of
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
@@ -125,7 +125,7 @@ class RunParts:
         device = self.device(plan)
         engine = self._engine(plan, device)
         workload = self.workload(plan)
-        requests = workload.requests(engine.tokenizer, engine.max_length)
+        requests = requests_of(plan, engine, workload, self._reads(plan.model)[1])
         refuse_requests(plan, requests)
         clock = clock_of(device, self._host_clock)
         if isinstance(engine, MakesRoom):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -175,11 +176,26 @@ def shared_cpu(trials: Iterable[Trial]) -> SharedCpu | None:
     return SharedCpu(n, len(shares), max(shares)) if n else None
 
 
+def _notes(run: RunData) -> Iterator[str]:
+    """Of trials, by workload; with the arms where not every arm of the workload says so."""
+    cell_of = {cell.cell_id: cell for cell in run.cells}
+    in_order = dict.fromkeys(cell.engine for cell in run.cells)
+    arms_of: defaultdict[str, set[str]] = defaultdict(set)
+    saying: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for trial in run.trials:
+        cell = cell_of[trial.cell_id]
+        arms_of[cell.workload].add(cell.engine)
+        for note in trial.notes:
+            saying[cell.workload, note].add(cell.engine)
+    for (workload, note), arms in saying.items():
+        whose = "" if arms == arms_of[workload] else f"{', '.join(arm for arm in in_order if arm in arms)} · "
+        yield f"{whose}{workload}: {note}."
+
+
 def disturbances(run: RunData) -> list[str]:
     """What workloads say of their items, and whether a busy neighbour was there: it can slow an engine many times."""
-    workload_of = {cell.cell_id: cell.workload for cell in run.cells}
     said = dict.fromkeys(f"left out: {cell}." for cell in run.info.left_out)
-    said |= dict.fromkeys(f"{workload_of[t.cell_id]}: {note}." for t in run.trials for note in t.notes)
+    said |= dict.fromkeys(_notes(run))
     shared = shared_cpu(run.trials)
     if shared is not None:
         marked = sum(CONTENDED in t.marks for t in run.trials)

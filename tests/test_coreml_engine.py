@@ -56,6 +56,15 @@ def test_an_interpreted_arm_scores_as_torch_and_is_in_no_mean_of_times(tmp_path:
     assert len(kept) == 1, "graphs are converted once and kept"
 
 
+def test_graphs_too_short_for_a_workload_are_told_with_what_helps(tmp_path: Path, state: Path) -> None:
+    found = trials(
+        tmp_path / "run", model=MODEL, engine=[{**INTERPRETER, "context": 128}], workload=[BOOLQ], protocol=QUICK
+    )
+    assert found[0].failure is not None
+    assert "do not fit the model's 128 tokens" in found[0].failure.error
+    assert "ane holds 128 tokens of the model's 8192: a larger context of that arm helps too" in found[0].failure.error
+
+
 def test_a_plan_that_converts_looks_for_room_first(
     tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from harness.summary import print_summary
+from results.cells import disturbances
 from results.expert_heat import ExpertHeat, LayerForetold
 from results.run_frames import RunFrames
 from results.runs import RunData
@@ -73,6 +74,18 @@ def test_a_figure_without_an_interval_has_a_note_that_says_why() -> None:
     data = two_arms("10", "10")
     said = printed(replace(data, trials=tuple(t for t in data.trials if t.repeat == 0)))
     assert "(1) n = 1: no interval from one pair" in said
+
+
+def test_a_note_names_the_arms_that_have_it_where_not_all_of_a_workload_have() -> None:
+    data = two_arms("10", "10")
+    (tiers,) = (cell.cell_id for cell in data.cells if cell.engine == "tiers")
+    trials = [
+        t.model_copy(update={"notes": ("of all", "of one") if t.cell_id == tiers else ("of all",)}) for t in data.trials
+    ]
+    found = disturbances(replace(data, trials=tuple(trials)))
+    assert "gsm8k: of all." in found
+    assert "tiers · gsm8k: of one." in found
+    assert "gsm8k: of one." not in found
 
 
 def foretelling(n_layers: int) -> RunData:

@@ -98,7 +98,8 @@ class CoremlEngine:
     def take_road(self) -> Road | None:
         """What multiplies is the predictor; the rest is what computes on this host."""
         own = self._own.take_road()
-        return None if own is None else own.model_copy(update={"arithmetic": f"Core ML: {self._predictor.name}"})
+        arithmetic = "Core ML" if self._predictor.is_a_mac else f"Core ML: {self._predictor.name}"
+        return None if own is None else own.model_copy(update={"arithmetic": arithmetic})
 
     def take_marks(self) -> tuple[str, ...]:
         return () if self._predictor.is_a_mac else (INTERPRETED,)
