@@ -28,11 +28,9 @@ from tests.test_presets import pairs_of
 pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")
 pytestmark = pytest.mark.numbers
 
-PROMPTS = (80, 84, 88, 92, 96, 100, 104, 108, 110, 116, 124, 130)
-"""Tokens of each."""
-UNDECIDED = (88, 110)
-"""Those whose answers are other than torch's in fp32, where nobody gives the plans."""
-N_NEW = 64
+PROMPTS = (80, 88, 96, 100, 104, 110, 124, 130, "drawn 1", "drawn 2", "drawn 3", "drawn 4")
+"""So many tokens of a text; or 100 tokens drawn evenly, by their seed, of which the model is less sure."""
+N_DRAWN, N_NEW = 100, 64
 
 
 @pytest.fixture(scope="module")
@@ -40,27 +38,34 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Converted:
     return converted("npumoe", tmp_path_factory.mktemp("npumoe") / "packages", attention="stateless")
 
 
-@pytest.mark.parametrize("n_tokens", PROMPTS)
-def test_64_tokens_and_all_counts_are_those_of_torch_in_fp16(packages: Converted, n_tokens: int) -> None:
-    same_as_torch_in_fp16(packages, packages, "npumoe", n_tokens)
+@pytest.mark.parametrize("asked", PROMPTS)
+def test_64_tokens_and_all_counts_are_those_of_torch_in_fp16(packages: Converted, asked: int | str) -> None:
+    same_as_torch_in_fp16(packages, packages, "npumoe", asked)
 
 
 @pytest.mark.parametrize("name", ["npumoe-tg", "coreml-naive", "anemll"])
 def test_other_placements_too(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """All experts as graphs, attention on the CPU, all experts on the CPU."""
     found = converted(name, tmp_path_factory.mktemp(name) / "packages", attention="stateless")
-    for n_tokens in UNDECIDED:
-        same_as_torch_in_fp16(found, found, name, n_tokens)
+    for asked in (110, "drawn 1"):
+        same_as_torch_in_fp16(found, found, name, asked)
 
 
-@pytest.mark.parametrize("n_tokens", PROMPTS)
-def test_64_tokens_are_torchs_in_fp32_or_that_is_undecided(packages: Converted, n_tokens: int) -> None:
-    same_as_torch_in_fp32_or_undecided(packages, packages, "npumoe", n_tokens)
+@pytest.mark.parametrize("asked", PROMPTS)
+def test_64_tokens_are_torchs_in_fp32_or_that_is_undecided(packages: Converted, asked: int | str) -> None:
+    same_as_torch_in_fp32_or_undecided(packages, packages, "npumoe", asked)
 
 
-def same_as_torch_in_fp16(found: Converted, in_torch: Converted, name: str, n_tokens: int) -> None:
+def tokens_of(found: Converted, asked: int | str) -> tuple[int, ...]:
+    if isinstance(asked, int):
+        return prompt(found.checkpoint, asked)
+    random = torch.Generator().manual_seed(int(asked.removeprefix("drawn ")))
+    return tuple(torch.randint(found.checkpoint.config.vocabulary_size, (N_DRAWN,), generator=random).tolist())
+
+
+def same_as_torch_in_fp16(found: Converted, in_torch: Converted, name: str, asked: int | str) -> None:
     """in_torch: with the weights that the packages hold."""
-    technique, request = preset_parameters(name)(), generation(prompt(found.checkpoint, n_tokens), N_NEW)
+    technique, request = preset_parameters(name)(), generation(tokens_of(found, asked), N_NEW)
     assert isinstance(technique, Composed)
     half = HalfReader(in_torch.checkpoint, technique.choices.backbone == "npu")
     engines = engine_of(in_torch, technique, half), engine_of(found, technique, model_of(found, "float16"))
@@ -72,21 +77,22 @@ def same_as_torch_in_fp16(found: Converted, in_torch: Converted, name: str, n_to
     assert counted.expert_calls > 0
 
 
-def same_as_torch_in_fp32_or_undecided(found: Converted, in_torch: Converted, name: str, n_tokens: int) -> None:
+def same_as_torch_in_fp32_or_undecided(found: Converted, in_torch: Converted, name: str, asked: int | str) -> None:
     """First the tokens, under torch's plans. Then, where each reader makes its own, the first plan that keeps other
     pairs: what follows it is another computation."""
-    technique, asked = preset_parameters(name)(), prompt(found.checkpoint, n_tokens)
-    tokens = engine_of(in_torch, technique).run(generation(asked, N_NEW), lambda *_: None).token_ids
+    technique, read = preset_parameters(name)(), tokens_of(found, asked)
+    tokens = engine_of(in_torch, technique).run(generation(read, N_NEW), lambda *_: None).token_ids
     planned = engine_of(in_torch, technique, PlannedReader(in_torch.checkpoint))
     graphs = engine_of(found, technique, model_of(found, "float16"))
-    ours = recorded(planned, asked, decoded=tokens[:-1])
-    same_plans = recorded(graphs, asked, ours.plans, decoded=tokens[:-1])
-    own_NL, theirs_NL = (one.logits_TL[n_tokens - 1 :] for one in (ours, same_plans))
+    ours = recorded(planned, read, decoded=tokens[:-1])
+    same_plans = recorded(graphs, read, ours.plans, decoded=tokens[:-1])
+    first = len(read) - 1
+    own_NL, theirs_NL = (one.logits_TL[first:] for one in (ours, same_plans))
     assert own_NL.argmax(dim=1).tolist() == list(tokens)
-    error = 2 * largest(zip(ours.logits_TL[: n_tokens - 1], same_plans.logits_TL, strict=False))
+    error = 2 * largest(zip(ours.logits_TL[:first], same_plans.logits_TL[:first], strict=True))
     for own_L, theirs_L in zip(own_NL, theirs_NL, strict=True):
         assert float(own_L.max() - own_L[theirs_L.argmax()]) < error
-    free = recorded(graphs, asked, decoded=tokens[:-1])
+    free = recorded(graphs, read, decoded=tokens[:-1])
     for place, (own, other) in enumerate(zip(ours.plans, free.plans, strict=True)):
         if pairs_of(own, 1) != pairs_of(other, 1):
             assert_undecided(place, ours, same_plans, free, in_torch)
