@@ -114,10 +114,11 @@ def main() -> None:
         "cells",
         "Cells that are priced without a model",
         merged(read_json("cells"), found),
-        "Plans are the techniques' own. Where what a token does hangs on its experts, or on what lies in caches, a plan"
-        " is made for every token and layer: there plans cost most. Each cell is one request, with cold caches. Targets"
-        " are upper bounds. On a machine that other programs share, CPU seconds rise too, by a half at times. The"
-        " thousand cells have shorter prompts and answers than the single ones, as their row says, and take less each.",
+        "Plans are the techniques' own. Decoded tokens that cost alike share one. Where what a token costs hangs on its"
+        " experts, or on what lies in caches, many differ: there plans cost most. Each cell is one request, with cold"
+        " caches. Targets are upper bounds. On a machine that other programs share, CPU seconds rise too, by a half at"
+        " times. The thousand cells have shorter prompts and answers than the single ones, as their row says, and take"
+        " less each.",
     )
 
 

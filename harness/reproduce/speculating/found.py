@@ -74,8 +74,8 @@ def gains(book: Ledger) -> Iterator[Finding]:
     yield Finding(
         GAIN, Span(min(own), max(own)), "priced", PRICED,
         explanation=f"at 1024 tokens we have less compute to hide ({100 * of_qwen3()[0].compute_share:.1f} % where it"
-        " has 8 %): launches cost"
-        " nothing on the sheet",
+        " has 8 %): the sheet's rates are peaks, which short kernels do not reach. The source saves more than it"
+        " computes: of launches and waits, which it counts as idle, a part hides too, and the sheet has none",
     )  # fmt: skip
     yield Finding(GAIN, Span(low, high), "its own figures", bound)
     yield Finding("003-005", Span(low, high), "its own figures", f"{bound}; its §5.1.3 says 9 to 14 % too; {idle}")
@@ -110,7 +110,7 @@ def shares() -> Iterator[Finding]:
     )  # fmt: skip
     yield Finding(
         COMPUTE_SHARE, Span(min(compute), max(compute)), "priced", PRICED,
-        "As 003-004: launches take no time on the sheet, and its rates are peaks.",
+        "As 003-004: the sheet's rates are peaks. Launches would not count here: the source has them as idle.",
     )  # fmt: skip
 
 
