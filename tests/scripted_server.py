@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 Script = bytes | Callable[[socket.socket], None]
@@ -86,12 +86,33 @@ def answer(told: Any, status: str = "200 OK", headers: str = "") -> bytes:
 
 def stream(*told: Any, done: bool = True) -> bytes:
     """Events in a chunked body; without `done` it ends as if all was well, but was not said to be done."""
-    events = [b"data: " + json.dumps(one).encode() + b"\n\n" for one in told] + [b"data: [DONE]\n\n"] * done
-    body = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
-    return STREAM_HEAD + body + b"0\r\n\r\n"
+    events = [event(one) for one in told] + [piece(b"data: [DONE]\n\n")] * done
+    return STREAM_HEAD + b"".join(events) + b"0\r\n\r\n"
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def endless(first: bytes, again: bytes) -> Callable[[socket.socket], None]:
+    """The beginning of a body in pieces, and then the same piece for ever: until the client goes away."""
+
+    def send(connection: socket.socket) -> None:
+        connection.sendall(STREAM_HEAD + first)
+        with suppress(OSError):
+            while True:
+                connection.sendall(again)
+                time.sleep(0.001)
+
+    return send
+
+
+def piece(event: bytes) -> bytes:
+    """Of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def event(told: Any) -> bytes:
+    return piece(b"data: " + json.dumps(told).encode() + b"\n\n")
 
 
 def chunk(text: str, **more: Any) -> dict[str, Any]:

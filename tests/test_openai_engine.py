@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,20 @@ from results.store import Store
 from tests.command import joulebench
 from tests.plans import DROPLESS, raw_plan, write_plan
 from tests.protocol_server import checkpoint, engine, served
-from tests.scripted_server import STREAM_HEAD, Script, answer, chunk, end, scripted, slowly, stream, usage
+from tests.scripted_server import (
+    STREAM_HEAD,
+    Script,
+    answer,
+    chunk,
+    end,
+    endless,
+    event,
+    piece,
+    scripted,
+    slowly,
+    stream,
+    usage,
+)
 
 PROMPT = "The miller came home. The key is"
 
@@ -149,7 +164,29 @@ def test_several_tokens_of_a_chunk_share_its_stamp() -> None:
         assert any("4 of 4 tokens came in a chunk with others" in note for note in through.take_remarks())
 
 
+def test_a_running_count_places_tokens_of_which_no_ids_were_told() -> None:
+    """Two tokens in the first chunk, two in the second."""
+    n = len(request().prompt_ids)
+    told = [
+        chunk(text) | {"usage": usage(n, count)["usage"]} for text, count in ((" the rain", 2), (" had stopped", 4))
+    ]
+    with scripted(stream(*told, end(), usage(n, 4, 0))) as server:
+        times = client(server.url, flavour="openai").run(request(4), unheard).token_times_s
+    assert times[0] == times[1] < times[2] == times[3]
+
+
 HOSTILE = "\x1b[2J" + "long words " * 200
+
+
+INTERNAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
+OLD_ERROR = piece(b'error: {"code":500,"message":"of llama-server: out of slots"}\n\n')
+
+
+def counted(n: int, *counts: int) -> Script:
+    """Four tokens, one a chunk, with a running count that says something else."""
+    texts = (" the", " rain", " had", " stopped")
+    told = [chunk(text) | {"usage": usage(n, count)["usage"]} for text, count in zip(texts, counts, strict=True)]
+    return stream(*told, end(), usage(n, 4, 0))
 
 
 def wrong_answers(n: int) -> dict[str, tuple[Script, str]]:
@@ -164,7 +201,21 @@ def wrong_answers(n: int) -> dict[str, tuple[Script, str]]:
         "other ids": (stream(chunk("a", token_ids=[5]), end(), usage(n, 1)), "not what its token ids mean"),
         "no counts": (stream(*good, end()), "neither the ids of its tokens nor their number"),
         "too few": (stream(*good, end("stop"), usage(n, 2)), "2 new tokens came, asked for exactly 4 .*'stop'"),
-        "too many": (stream(*good * 3, end(), usage(n, 6)), "6 new tokens came, asked for 4"),
+        "too many": (stream(*good * 3, end(), usage(n, 6)), "5 new tokens came and no end, asked for 4"),
+        "too many in one": (stream(chunk(" the rain" * 3), end(), usage(n, 6)), "6 new tokens came, asked for 4"),
+        "no end": (endless(b"", event(chunk(" the"))), "5 new tokens came and no end, asked for 4"),
+        "no end of ids": (endless(b"", event(chunk(" the", token_ids=[5]))), "5 new tokens came and no end"),
+        "no end, counted": (endless(b"", event(usage(n, 9, 0) | chunk(" the"))), "9 new tokens came"),
+        "another model": (stream(*(one | {"model": "b"} for one in good), end(), usage(n, 2)), "answers as model 'b'"),
+        "a second model": (stream(good[0] | {"model": "m"}, good[1] | {"model": "n"}, end()), "answers as model 'n'"),
+        "all held": (stream(*good * 2, end(), usage(n, 4, n)), f"it held {n} of {n} prompt tokens"),
+        "more held": (stream(*good * 2, end(), usage(n, 4, n + 7)), f"it held {n + 7} of {n} prompt tokens"),
+        "counts fall": (counted(n, 1, 2, 1, 4), "counted 1 new tokens behind 2, of 4 in all"),
+        "counts run ahead": (counted(n, 4, 4, 4, 4), "counted 4 new tokens behind 0, of 4 in all, when 4 characters"),
+        "counts pass the whole": (counted(n, 1, 2, 3, 9), "9 new tokens came and no end, asked for 4"),
+        "HTTP 500 in mid-stream": (slowly([STREAM_HEAD + event(good[0]) + INTERNAL], 0), "ended before it was done"),
+        "error as an event": (slowly([STREAM_HEAD + event(good[0]) + OLD_ERROR], 0), "of llama-server: out of slots"),
+        "error as an object": (stream(good[0], {"object": "error", "message": "GPU lost", "code": 500}), "GPU lost"),
         "error within": (stream(chunk(" a"), {"error": {"message": HOSTILE}}), r"\\x1b\[2J"),
         "refused": (answer({"error": {"message": HOSTILE}}, "400 Bad"), r"HTTP 400 Bad: \\x1b\[2J"),
         "moved": (answer({}, "302 Found", "Location: http://elsewhere/v1\r\n"), "moved to http://elsewhere/v1"),
@@ -186,6 +237,35 @@ def test_a_wrong_answer_is_an_error_and_no_figure(case: str) -> None:
         assert len(server.asked) == 1, "what began is not asked again"
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("again", [piece(b": alive\n"), piece(b"\n"), event({"choices": []}), event(chunk(""))])
+@pytest.mark.parametrize("first", [b"", event(chunk(" the"))])
+def test_a_server_that_only_keeps_its_stream_alive_is_not_waited_for_for_ever(first: bytes, again: bytes) -> None:
+    with (
+        scripted(endless(first, again)) as server,
+        pytest.raises(EngineError, match=r"nothing of the answer came in 0.2 s; raise timeout_s"),
+    ):
+        client(server.url, flavour="openai", timeout_s=0.2).run(request(4), unheard)
+
+
+def test_an_answer_that_comes_byte_by_byte_has_to_end_in_time() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def drips(connection: socket.socket) -> None:
+        connection.sendall(head)
+        with suppress(OSError):
+            while True:
+                connection.sendall(piece(b" "))
+                time.sleep(0.001)
+
+    cut = answer({"choices": []})[:-4]
+    asked = request(0, kind="loglikelihood", continuation_ids=[5])
+    with scripted(drips, slowly([cut], 0)) as server:
+        with pytest.raises(EngineError, match=r"the answer has not ended in 0.2 s; raise timeout_s"):
+            client(server.url, timeout_s=0.2).run(asked, unheard)
+        with pytest.raises(EngineError, match=r"the answer broke off \(4 bytes are missing\)"):
+            client(server.url).run(asked, unheard)
 
 
 def test_a_slow_server_is_waited_for_so_long_and_no_longer() -> None:

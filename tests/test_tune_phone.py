@@ -258,7 +258,10 @@ def test_an_update_of_the_phone_and_another_build_of_the_program_or_the_model_ex
         found_build.cache_clear()
         told = problems(plan_of(tuned))
         file.write_bytes(before)
-        assert any("the tuned profile fake does not hold here (program " in line for line in told), told
+        assert any(
+            "the tuned profile fake does not hold here (program, its version and files, SHA-256 " in line
+            for line in told
+        ), told
     found_build.cache_clear()
     build_plan(plan_of(tuned))  # holds again
     assert len(tuned.fake.runs()) == n_before

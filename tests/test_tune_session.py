@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from engines.model.checkpoints import decisive_files
+from harness.commands import app
+from harness.external_parts import found_build
 from harness.plan import build_plan
-from harness.tuning.profile import TunedProfile, read_profile
+from harness.terminal import EXIT_BAD_PLAN
+from harness.tuning.profile import TunedProfile, read_profile, why_expired, write_profile
+from harness.tuning.tuned_plans import fingerprint_of_plan
 from results.store import Store
 from results.trials import Trial
 from tests.command import joulebench, start
@@ -126,8 +134,6 @@ def test_a_plan_that_names_a_profile_has_the_cells_of_one_that_writes_its_cores(
 def test_an_expired_changed_or_unknown_profile_is_one_problem_of_the_plan(
     profile: TunedProfile, state: Path, tmp_path: Path
 ) -> None:
-    from harness.tuning.profile import write_profile
-
     older = profile.fingerprint.model_copy(update={"os": "Linux 4.19"})
     write_profile(profile.model_copy(update={"fingerprint": older, "name": "old"}), state / "tuned" / "old.json")
     (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": "tuned:old"}]))
@@ -142,6 +148,58 @@ def test_an_expired_changed_or_unknown_profile_is_one_problem_of_the_plan(
     assert "was changed after it was written" in told
     (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": "tuned:here"}], model={"source": "/nowhere/else"}))
     assert "model bundled:tiny-qwen3-moe -> /nowhere/else" in told
+
+
+def test_changed_files_of_the_checkpoint_and_other_versions_expire_a_profile_and_it_says_which(
+    profile: TunedProfile, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = shutil.copytree(decisive_files(profile.fingerprint.model)[0].parent, tmp_path / "checkpoint")
+    raw = raw_plan(engine=[DROPLESS | {"cores": "tuned:copy"}], model={"source": str(checkpoint)})
+    own = fingerprint_of_plan(raw, profile.engine)
+    assert own.model_sha256 == profile.fingerprint.model_sha256
+    plan = profile.plan | {"model": raw["model"]}
+    copied = profile.model_copy(update={"name": "copy", "fingerprint": own, "plan": plan, "check": None})
+    write_profile(copied, state / "tuned" / "copy.json")
+    build_plan(raw)
+    # One byte of the weights, and neither size nor the time of the last change.
+    weights = checkpoint / "model.safetensors"
+    before, times = weights.read_bytes(), weights.stat()
+    weights.write_bytes(before[:-100] + bytes([before[-100] ^ 1]) + before[-99:])
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (told,) = problems(raw)
+    assert f"model files, SHA-256 {str(own.model_sha256)[:12]} -> " in told
+    assert "`joulebench tune` makes one for this" in told
+    checked = CliRunner().invoke(app, ["tune", "--check", "copy", "--out", str(tmp_path / "check")])
+    assert checked.exit_code == EXIT_BAD_PLAN
+    assert "the tuned profile copy is of something else (model files, SHA-256" in checked.output
+    assert not (tmp_path / "check").exists()
+    weights.write_bytes(before)
+    build_plan(raw)
+    version = importlib.metadata.version
+    for package, key in (("joulebench", "joulebench"), ("torch", "torch")):
+        with monkeypatch.context() as patch:
+            patch.setattr(importlib.metadata, "version", lambda n, own=package: "9.9" if n == own else version(n))
+            (told,) = problems(raw)
+        assert f"({key} {getattr(own, key)} -> 9.9)" in told
+        assert "`joulebench tune --check copy` measures again and renews it" in told
+    with monkeypatch.context() as patch:
+        patch.setattr(platform, "release", lambda: "9.9")
+        (told,) = problems(raw)
+    assert "-> Linux 9.9)" in told
+    (state / "tuned" / "copy.json").unlink()
+
+
+def test_another_version_of_the_wheel_expires_a_profile_of_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xllamacpp", reason="the extra joulebench[llama-cpp] is not installed")
+    arm = {"name": "l", "runs": "llama.cpp", "threads": 1}
+    before = fingerprint_of_plan(raw_plan(engine=[arm]), arm)
+    assert why_expired(before, fingerprint_of_plan(raw_plan(engine=[arm]), arm)) == []
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda n: "9.9" if n == "xllamacpp" else version(n))
+    found_build.cache_clear()
+    (changed,) = why_expired(before, fingerprint_of_plan(raw_plan(engine=[arm]), arm))
+    found_build.cache_clear()
+    assert changed.startswith("program, its version and files, SHA-256 ")
 
 
 def test_a_profile_of_another_engine_or_other_weights_is_no_profile_of_this_one(profile: TunedProfile) -> None:

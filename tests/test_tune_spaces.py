@@ -98,6 +98,7 @@ def test_a_check_renews_what_expired_where_it_holds_and_keeps_what_the_search_wa
     write_profile(profile.model_copy(update={"fingerprint": before}), kept)
     found = joulebench("tune", "--check", "old", "--pairs", "4", "--out", str(tmp_path / "check"))
     assert found.code == 0, found.stderr
+    assert f"changed since the profile was made or checked: os Linux 4.19 -> {now}" in found.stdout
     renewed = read_profile(kept)
     assert renewed.fingerprint.os == now
     assert renewed.searched_on == before

@@ -18,8 +18,8 @@ import psutil
 from engines.answers import StopStrings
 from engines.base import PhaseListener
 from engines.errors import EngineError, NotSupportedError
-from engines.external.openai_chunks import Streamed, Usage, scored_in, usage_in
-from engines.external.openai_counts import check_prompt_count, tokens_of
+from engines.external.openai_chunks import Streamed, Usage, model_in, scored_in, usage_in
+from engines.external.openai_counts import Room, check_models, check_prompt_count, tokens_of
 from engines.external.openai_flavours import FLAVOURS, FlavourName
 from engines.external.openai_host import whereabouts
 from engines.external.openai_link import ServerLink
@@ -179,9 +179,15 @@ class OpenAIEngine:
         self._link.ready()
         start_s = self._now_s()
         on_phase("request start", start_s)
+        room, heard_s = Room(request, self.tokenizer), start_s
         for chunk in self._link.stream("/completions", body):
-            if streamed.add(chunk.at_s, chunk.told) and len(streamed.pieces) == 1:
-                on_phase("prefill end", chunk.at_s)
+            if streamed.add(chunk.at_s, chunk.told):
+                heard_s = chunk.at_s
+                if len(streamed.pieces) == 1:
+                    on_phase("prefill end", heard_s)
+                room.check(streamed)
+            elif chunk.at_s - heard_s > self._options.timeout_s:
+                raise EngineError(f"nothing of the answer came in {self._options.timeout_s:g} s; raise timeout_s")
         end_s = streamed.end_s
         if end_s is None or streamed.finish_reason is None:
             raise EngineError("the stream did not say why it ended; what came is no whole answer")
@@ -192,6 +198,7 @@ class OpenAIEngine:
 
     def _completion(self, request: Request, streamed: Streamed, start_s: float, end_s: float) -> Completion:
         n_prompt = len(request.prompt_ids)
+        check_models(streamed.models, self._model)
         check_prompt_count(request, streamed.usage.n_prompt, n_prompt, not self._flavour.takes_ids)
         tokens = tokens_of(streamed, request, self.tokenizer)
         n, most = len(tokens.token_ids), request.max_new_tokens
@@ -240,16 +247,17 @@ class OpenAIEngine:
             asked[self._flavour.salt] = f"joulebench-{uuid.uuid4().hex}"
         return asked
 
-    def _cached(self, usage: Usage, n_prompt: int) -> int:
-        """Prompt tokens that were not computed; the last one always is."""
+    def _cached(self, usage: Usage, n_sent: int) -> int:
+        """Prompt tokens that were not computed; the last one always is. Raises `EngineError`."""
         asked_fresh = bool(self._flavour.fresh) or self._flavour.salt is not None
         if usage.n_cached is None:
             self._n_untold += asked_fresh and not self._options.cache_is_off
             self._cache_known = self._cache_known and (asked_fresh or self._options.cache_is_off)
             return 0
-        n_cached = min(usage.n_cached, n_prompt)
-        self._n_cached += n_cached
-        return n_cached
+        if usage.n_cached >= n_sent:
+            raise EngineError(f"it says that it held {usage.n_cached} of {n_sent} prompt tokens; the last is computed")
+        self._n_cached += usage.n_cached
+        return usage.n_cached
 
     # --- log-likelihoods ----------------------------------------------------------------------------------------------
 
@@ -275,6 +283,7 @@ class OpenAIEngine:
         if self._flavour.names_ids and list(scored.tokens[:n]) != [f"token_id:{token}" for token in asked_ids]:
             raise EngineError(f"request {request.request_id}: scores other tokens than those that were sent")
         usage = usage_in(told)
+        check_models(filter(None, [model_in(told)]), self._model)
         check_prompt_count(request, usage.n_prompt, n, as_text=False)
         values = scored.log_probabilities[first:n]
         wrong = next((v for v in values if type(v) not in (int, float) or not v <= TOLERANCE), None)
@@ -284,7 +293,7 @@ class OpenAIEngine:
             request_id=request.request_id,
             sample_id=request.sample_id,
             n_prompt_tokens=n - 1,
-            n_cached_tokens=self._cached(usage, n - 1),
+            n_cached_tokens=self._cached(usage, n),
             start_s=start_s,
             prefill_end_s=end_s,
             end_s=end_s,

@@ -36,6 +36,9 @@ class Streamed:
     """Of a stream: its pieces, and what it said at its end."""
 
     pieces: list[Piece] = field(default_factory=list)
+    models: set[str] = field(default_factory=set)
+    """Names of the model that answers, as the server told them."""
+    n_told_ids: int = 0
     usage: Usage = NOT_COUNTED
     finish_reason: str | None = None
     end_s: float | None = None
@@ -52,6 +55,8 @@ class Streamed:
     def add(self, at_s: float, told: Any) -> bool:
         """Whether it brought something of the answer. Raises `EngineError`."""
         mapping = _mapping(told, "a chunk")
+        if (model := model_in(mapping)) is not None:
+            self.models.add(model)
         usage = usage_in(mapping)
         if usage != NOT_COUNTED:
             self.usage = usage
@@ -69,8 +74,15 @@ class Streamed:
         if not text and not token_ids:
             return False
         self.pieces.append(Piece(at_s, text, token_ids, usage.n_new))
+        self.n_told_ids += len(token_ids)
         self.end_s = at_s
         return True
+
+
+def model_in(told: Mapping[str, Any]) -> str | None:
+    """None where the server does not say which model answers."""
+    found = told.get("model")
+    return found if isinstance(found, str) and found else None
 
 
 def usage_in(told: Mapping[str, Any]) -> Usage:
@@ -147,7 +159,7 @@ def _count(found: Any, what: str) -> int | None:
 
 
 def _mapping(found: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(found, dict):
+    if not isinstance(found, Mapping):
         raise EngineError(f"{what}: must be an object, found {_shown(found)}")
     return found
 

@@ -7,12 +7,13 @@ its tokens a second would be of other tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from engines.errors import EngineError
 from engines.external.openai_chunks import Streamed
 from engines.model.tokenizer import Tokenizer
+from results.printable import printable
 from results.records import Request
 
 UNSEEN = "\N{REPLACEMENT CHARACTER}"
@@ -37,6 +38,34 @@ def check_prompt_count(request: Request, n_told: int | None, n_sent: int, as_tex
             f"it counts {n_told} prompt tokens, and the plan's tokenizer {n_sent} (request {request.request_id}); it"
             " adds tokens of its own (a template, a begin token), or runs another model"
         )
+
+
+def check_models(told: Iterable[str], asked: str) -> None:
+    """Raises `EngineError` where another model answers: a gateway may fall back on one, whose tokens are alike."""
+    others = sorted(set(told) - {asked})
+    if others:
+        raise EngineError(
+            f"it answers as model {printable(', '.join(others), 200)!r}, and {asked!r} was asked; if that is the same,"
+            " name it so with model"
+        )
+
+
+class Room:
+    """Ends a stream that goes on behind the tokens that were asked: it may have no end."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self._request, self._tokenizer = request, tokenizer
+        self._n_pieces = request.max_new_tokens + 1
+        """From so many on the text is counted, where the server tells no ids and no numbers: it costs time."""
+
+    def check(self, streamed: Streamed) -> None:
+        """Raises `EngineError`."""
+        n, most = max(streamed.n_told_ids, streamed.usage.n_new or 0), self._request.max_new_tokens
+        if not n and len(streamed.pieces) >= self._n_pieces:
+            n = len(self._tokenizer.encode(streamed.text))
+            self._n_pieces *= 2
+        if n > most:
+            raise EngineError(f"request {self._request.request_id}: {n} new tokens came and no end, asked for {most}")
 
 
 def tokens_of(streamed: Streamed, request: Request, tokenizer: Tokenizer) -> Tokens:
@@ -109,9 +138,10 @@ def _times(ids: Sequence[int], streamed: Streamed, tokenizer: Tokenizer) -> list
         at_s = streamed.end_s
         assert at_s is not None  # a stream without an end is refused
         return [at_s] * len(ids)
-    counts = [piece.n_so_far for piece in pieces]
-    if all(count is not None for count in counts):
-        upto = [count for count in counts if count is not None]
+    counts = [piece.n_so_far for piece in pieces if piece.n_so_far is not None]
+    if len(counts) == len(pieces):
+        _check_running_counts(counts, ids, streamed, tokenizer)
+        upto = counts
     elif len(pieces) == len(ids):
         upto = list(range(1, len(ids) + 1))
     else:
@@ -126,6 +156,22 @@ def _times(ids: Sequence[int], streamed: Streamed, tokenizer: Tokenizer) -> list
     for piece, n in zip(pieces, upto, strict=True):
         times += [piece.at_s] * (min(n, len(ids)) - len(times))
     return times + [pieces[-1].at_s] * (len(ids) - len(times))
+
+
+def _check_running_counts(counts: Sequence[int], ids: Sequence[int], streamed: Streamed, tokenizer: Tokenizer) -> None:
+    """Raises `EngineError` where they fall, pass the whole, or run ahead of the text that had come: stamps by them
+    would make an answer faster than it was."""
+    n_before = n_characters = 0
+    for count, piece in zip(counts, streamed.pieces, strict=True):
+        n_characters += len(piece.text)
+        # Half a character is counted before it can be shown.
+        ahead = count - n_before > 1 and len(tokenizer.decode(ids[:count]).rstrip(UNSEEN)) > n_characters
+        if count < n_before or count > len(ids) or ahead:
+            raise EngineError(
+                f"it counted {count} new tokens behind {n_before}, of {len(ids)} in all, when {n_characters} characters"
+                " had come: its running counts are not those of its text"
+            )
+        n_before = count
 
 
 def _n_shared(times: Sequence[float]) -> int:

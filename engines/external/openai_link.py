@@ -12,6 +12,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -20,6 +21,7 @@ from results.printable import printable
 
 MOST_ANSWER_BYTES = 1 << 30
 MOST_LINE_BYTES = 64 << 20
+READ_BYTES = 1 << 20
 WORDS = 300
 """Characters that are told of what a server says."""
 MOST_TRIES = 3
@@ -27,10 +29,11 @@ WAIT_S = 1.0
 """Before a busy server is asked again."""
 BUSY = (429, 503)
 DONE = "[DONE]"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Chunk(NamedTuple):
-    """at_s: when it was here, on the run's clock."""
+    """at_s: when it was here, on the run's clock. told: `NOTHING` of a line that only keeps the connection alive."""
 
     at_s: float
     told: Any
@@ -79,19 +82,24 @@ class ServerLink:
         if kind != "text/event-stream":
             self.close()
             raise EngineError(f"{self.url}: answers with {self._told(kind)} where a stream was asked; it cannot stream")
-        finished = False
+        finished, n_bytes = False, 0
         try:
             while line := self._line(response):
                 at_s = self._now_s()
-                if not line.startswith(b"data:"):
-                    continue  # comments that keep a connection alive, and blank lines between events
-                content = line[len(b"data:") :].strip()
+                n_bytes += len(line)
+                if n_bytes > MOST_ANSWER_BYTES:
+                    raise EngineError(f"{self.url}: an answer of more than {MOST_ANSWER_BYTES} bytes")
+                field, _, rest = line.partition(b":")
+                if field not in (b"data", b"error"):
+                    yield Chunk(at_s, NOTHING)  # a comment, a name of an event, or the blank line between two
+                    continue
+                content = rest.strip()
                 if content == DONE.encode():
                     finished = True
                     self._read(response)
                     return
                 told = self._parsed(content)
-                if isinstance(told, dict) and told.get("error"):
+                if field == b"error" or is_error(told):
                     raise EngineError(f"{self.url}: {self._words(told)}")
                 yield Chunk(at_s, told)
             raise EngineError(f"{self.url}: the stream ended before it was done; look at the server's log")
@@ -177,15 +185,28 @@ class ServerLink:
         return f"HTTP {response.status} {self._told(response.reason)}{moved}" + (f": {said}" if said else "")
 
     def _read(self, response: http.client.HTTPResponse, most_bytes: int = MOST_ANSWER_BYTES) -> bytes:
+        """The rest of an answer. One that comes byte by byte has to end in time too."""
+        content, deadline_s = bytearray(), time.monotonic() + self._timeout_s
+        why = None
         try:
-            content = response.read(most_bytes)
+            while part := response.read1(READ_BYTES):
+                content += part
+                if len(content) > most_bytes:
+                    why = f"an answer of more than {most_bytes} bytes"
+                elif time.monotonic() > deadline_s:
+                    why = f"the answer has not ended in {self._timeout_s:g} s; raise timeout_s"
+                if why is not None:
+                    break
         except (OSError, http.client.HTTPException) as error:
+            why = f"the answer broke off ({self._told(str(error) or 'cut')})"
+        if why is None and response.length:
+            why = f"the answer broke off ({response.length} bytes are missing)"
+        if why is not None:
             self.close()
-            raise EngineError(f"{self.url}: the answer broke off ({self._told(str(error) or 'cut')})") from error
-        if response.read(1) if len(content) == most_bytes else b"":
-            self.close()
-            raise EngineError(f"{self.url}: an answer of more than {most_bytes} bytes")
-        return content
+            raise EngineError(f"{self.url}: {why}")
+        # Else the connection takes it for unread, and no further request.
+        response.close()
+        return bytes(content)
 
     def _line(self, response: http.client.HTTPResponse) -> bytes:
         """The next one with its end; empty at the end of the stream."""
@@ -219,6 +240,11 @@ class ServerLink:
     def _told(self, text: str) -> str:
         """Fit to be told: short, on one line, and without the key."""
         return printable(text if self._key is None else text.replace(self._key, "***"), WORDS)
+
+
+def is_error(told: Any) -> bool:
+    """In place of a chunk, as servers write one: {"error": ...}, or {"object": "error", "code": 500, ...}."""
+    return isinstance(told, dict) and bool(told.get("error") or told.get("object") == "error")
 
 
 def checked_url(url: str) -> SplitResult:

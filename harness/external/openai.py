@@ -42,7 +42,7 @@ class OpenAISpec(ExternalSpec):
     key_variable: str | None = Field(None, min_length=1, max_length=200)
     """Environment variable that holds the key. The key itself is sent, and kept nowhere."""
     timeout_s: float = Field(600.0, gt=0, le=86_400)
-    """For the first chunk of an answer, and between two."""
+    """For the first token of an answer, and between two chunks that bring some."""
     cache_is_off: bool = False
     """Your word that the server uses nothing of earlier prompts, where it cannot be told so by each request."""
 

@@ -242,6 +242,8 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
         run_parts.on_wait = progress.waiting
         if is_phone(now.device):
             now = _of_open_phone(profile, now, draft.sound().cells[0], run_parts)
+        if changed := why_expired(profile.fingerprint, now):
+            progress.expired(changed)
         with device_lock(now.device):
             found = run_check(raw, folder, run_parts, progress, phases, profile.slowdown, profile.objective)
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.progress import PlainProgress
@@ -36,6 +36,10 @@ class ProbeLines(PlainProgress):
         if trial.failure is not None or trial.marks:
             super().trial_finished(cell, trial)
         self._n_done += 1
+
+    def expired(self, changed: Sequence[str]) -> None:
+        """Of a profile that is checked."""
+        self._say(f"changed since the profile was made or checked: {'; '.join(changed)}")
 
     def told(self, name: Callable[[Arm], str], phase: Phase, ask: Ask[Arm], nth: int, found: Probe | Failed) -> None:
         head = f"{DOES[phase]:8} round {ask.round:<3} {ask.n_in} in · {name(ask.arm)} · probe {nth}"

@@ -31,6 +31,12 @@ UNSEALED = ""
 MOST_BYTES = 1 << 22
 DIGITS = 12
 FILE_NAME = "tuned.json"
+WORDS = {
+    "model_sha256": "model files, SHA-256",
+    "kernels_sha256": "kernels, SHA-256",
+    "program_sha256": "program, its version and files, SHA-256",
+}
+"""What a digest is of, in a sentence that says that it changed."""
 
 
 Triple = tuple[float, float | None, float | None]
@@ -217,7 +223,7 @@ def why_expired(then: Fingerprint, now: Fingerprint) -> list[str]:
     """What changed, in words. Only what both tell is compared."""
     before, after = then.model_dump(), now.model_dump()
     return [
-        f"{key.removesuffix('_sha256').replace('_', ' ')} {_short(key, value)} -> {_short(key, after[key])}"
+        f"{WORDS.get(key, key.replace('_', ' '))} {_short(key, value)} -> {_short(key, after[key])}"
         for key, value in before.items()
         if value != after[key] and value is not None and after[key] is not None
     ]
