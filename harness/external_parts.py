@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from devices.base import Device
@@ -44,16 +45,21 @@ def external_problems(engine: Part[ExternalSpec]) -> Iterator[str]:
     """That it is not here, or a file of it."""
     try:
         files = files_of(engine.spec)
-    except ProblemsError as error:
-        yield from (f"engine {engine.label}: {problem}" for problem in error.problems)
-        return
     except EngineError as error:
-        yield f"engine {engine.label}: {error}"
-        return
+        told = error.problems if isinstance(error, ProblemsError) else [str(error)]
+        yield from (f"engine {engine.label}: {problem}" for problem in told)
+        files = _named_files(engine.spec)
     for name, path in files.items():
         if not path.is_file():
             yield f"engine {engine.label}: {name}: no file {path}; paths start where joulebench is called"
     yield from _no_model(engine)
+
+
+def _named_files(spec: ExternalSpec) -> dict[str, Path]:
+    """Of an engine that is not here."""
+    with suppress(EngineError):
+        return spec.own_files()
+    return {}
 
 
 def _no_model(engine: Part[ExternalSpec]) -> Iterator[str]:

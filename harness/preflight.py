@@ -25,6 +25,7 @@ from harness.catalog import METERS
 from harness.combinations import mismatch
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
+from harness.external.catalog import EXTERNAL
 from harness.external_parts import external_problems, noted
 from harness.matrix import CellPlan, Part, external_engines, own_engines
 from harness.memory_checks import (
@@ -58,7 +59,7 @@ from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
     "no engine of the plan goes onto it: the reference engine computes on this host; name one that does, such as"
-    ' runs = "llama-bench" (docs/engines), or take the device out, and measure what runs there by itself with'
+    ' runs = "{runs}" (docs/engines), or take the device out, and measure what runs there by itself with'
     " `joulebench record --device {device}`"
 )
 
@@ -156,7 +157,8 @@ def _backend_problems(device: HostSpec) -> Iterator[str]:
 def _device_problems(device: DeviceSpec, others: Sequence[Part[ExternalSpec]]) -> Iterator[str]:
     """others: engines that are not ours; some run on phones."""
     if device.is_phone and all(mismatch(other.spec, device) is not None for other in others):
-        yield f"device {device.name}: {NO_ENGINE_ON_PHONES.format(device=device.name)}"
+        runs = next(name for name, spec in EXTERNAL.items() if device.tag in spec.abilities.devices)
+        yield f"device {device.name}: {NO_ENGINE_ON_PHONES.format(device=device.name, runs=runs)}"
     if not isinstance(device, HostSpec) or device.name != "host":
         return
     if device.computes != "cpu":

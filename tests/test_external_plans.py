@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -81,6 +82,19 @@ def test_what_is_not_here_is_told_before_anything_runs(build: Path) -> None:
     build.unlink()
     with pytest.raises(PlanError, match=r"engine other: library of llama\.cpp: no file .*engine\.so"):
         cell_of(LLAMA | {"model_file": "nowhere.gguf"})
+
+
+def test_all_files_of_a_program_that_are_missing_are_told_at_once(tmp_path: Path) -> None:
+    keys = {"program": "bench", "model_file": "a.mllm", "config_file": "c.json"}
+    arm = {"name": "m", "runs": "mllm", "threads": 1, "libraries": [f"{tmp_path}/b.so"]}
+    raw = arm | {key: f"{tmp_path}/{name}" for key, name in keys.items()}
+    draft = draft_plan(raw_plan(engine=[raw], workload=[{"name": "fixed_lengths"}]))
+    with pytest.raises(PlanError) as caught:
+        preflight(draft, RunParts(draft.plan.protocol))
+    told = caught.value.problems
+    assert len(told) == 4
+    for name in ("bench is not there", "no file .*b.so", "no file .*a.mllm", "no file .*c.json"):
+        assert any(re.search(name, line) for line in told), told
 
 
 def test_a_model_file_that_is_no_model_is_told_before_anything_runs(build: Path, tmp_path: Path) -> None:

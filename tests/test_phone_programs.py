@@ -307,7 +307,10 @@ def test_a_plan_runs_programs_on_a_phone_and_tells_which_ran_out_of_memory(
     assert large.failure.result == "out of memory"
 
 
-def test_a_plan_whose_engines_do_not_go_onto_its_phone_says_which_would() -> None:
-    draft = draft_plan(raw_plan(device=[{"name": "adb:FAKE0001"}]))
-    with pytest.raises(PlanError, match=r"no engine of the plan goes onto it.*runs = \"llama-bench\""):
+@pytest.mark.parametrize(
+    ("phone", "runs"), [("adb:FAKE0001", "llama-bench"), ("ios:00008140-0001100100000001", "mnn-app")]
+)
+def test_a_plan_whose_engines_do_not_go_onto_its_phone_says_which_would(phone: str, runs: str) -> None:
+    draft = draft_plan(raw_plan(device=[{"name": phone}]))
+    with pytest.raises(PlanError, match=rf"no engine of the plan goes onto it.*runs = \"{runs}\""):
         preflight(draft, RunParts(draft.plan.protocol))

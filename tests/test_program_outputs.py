@@ -259,6 +259,8 @@ def test_how_a_program_ended_is_told_apart(name: str) -> None:
     assert "crashed (exit code 139)" in ended(139)
     assert "built for another CPU" in ended(132)
     assert "shared library" in ended(127, "CANNOT LINK EXECUTABLE: library libomp.so not found")
+    assert "it is not executable (chmod +x)" in ended(126, "taskset: failed to execute ./x: Permission denied\n")
+    assert "no program for this machine" in ended(126, "./x: cannot execute binary file: Exec format error\n")
     # What a program prints is made fit for a terminal.
     assert "\x1b" not in ended(1, "\x1b[2J\x1b]0;title\x07 bad\n")
 

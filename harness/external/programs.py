@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from engines.base import Engine
-from engines.errors import EngineError, NotSupportedError
+from engines.errors import EngineError, NotSupportedError, ProblemsError
 from engines.external.base import Abilities, Found, PerPhase, Surroundings
 from engines.external.programs.executorch import ExecuTorch, ExecuTorchOptions
 from engines.external.programs.litert_lm import LiteRtLm, LiteRtOptions
@@ -98,9 +98,13 @@ class ProgramSpec(ExternalSpec):
     def find(self) -> Found:
         from engines.external.programs.target import program_path
 
-        path = program_path(self.program or self.executable)
-        beside = {f"library {other.name}": other for other in _libraries_beside(path)}
         named = {f"library {Path(name).name}": Path(name).expanduser() for name in self.libraries}
+        try:
+            path = program_path(self.program or self.executable)
+        except EngineError as error:
+            missing = [f"{name}: no file {file}" for name, file in named.items() if not file.is_file()]
+            raise ProblemsError([str(error), *missing]) from error
+        beside = {f"library {other.name}": other for other in _libraries_beside(path)}
         return Found(str(path), None, {"program": path, **beside, **named})
 
     def own_files(self) -> dict[str, Path]:

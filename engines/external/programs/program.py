@@ -153,7 +153,9 @@ def check_ended(program: str, output: ProgramOutput, unsupported: str | None = N
     if code == _NOT_FOUND:
         raise ProgramError(f"{program} could not be started (exit code 127); is a shared library of it missing?{said}")
     if code == _NOT_EXECUTABLE:
-        raise ProgramError(f"{program} could not be started (exit code 126): no program for this machine{said}")
+        is_forbidden = "Permission denied" in output.text
+        why = "it is not executable (chmod +x)" if is_forbidden else "no program for this machine"
+        raise ProgramError(f"{program} could not be started (exit code 126): {why}{said}")
     raise ProgramError(f"{program} ended with exit code {code}{said}")
 
 
