@@ -142,7 +142,8 @@ def _lines(table: SourceTable, points: list[dict[str, Any]], described: str) -> 
     first, last_at = min(places), max(places)
     # Room to the right of the lines for their names.
     scale = alt.Scale(nice=False, padding=12, domain=[first, last_at + NAMES_SHARE * (last_at - first)])
-    x = alt.X("at:Q", title=table.rows_are, scale=scale).axis(tickCount=6)
+    least_step = 1 if all(place.is_integer() for place in places) else 0
+    x = alt.X("at:Q", title=table.rows_are, scale=scale).axis(tickCount=6, tickMinStep=least_step)
     y = alt.Y("value:Q", title=table.unit, scale=alt.Scale(zero=True)).axis(tickCount=5)
     colours = [LINE_COLOURS[n % len(LINE_COLOURS)] for n in range(len(table.columns))]
     stroke = alt.Stroke("column:N", legend=None).scale(domain=table.columns, range=colours)
