@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from engines.errors import EngineError
-from engines.model.rope import RopeConfig, YarnScaling, read_rope, rope_frequencies, rotation, turn
+from engines.model.rope import (
+    BLOCK,
+    RopeConfig,
+    YarnScaling,
+    read_rope,
+    rope_frequencies,
+    rotation,
+    rotation_at,
+    turn,
+)
 
 pytestmark = pytest.mark.numbers
 
@@ -83,6 +92,18 @@ def test_long_sequences_take_the_long_factors_and_their_amplitude() -> None:
     torch.testing.assert_close(short[0], torch.tensor([1.0, 1 / 20]))
     torch.testing.assert_close(long[0], torch.tensor([1 / 3, 1 / 40]))
     assert (short[1], long[1]) == (1.1, 1.2)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ROPE)
+def test_tokens_one_by_one_are_turned_as_those_of_a_chunk(name: str) -> None:
+    """Bit for bit, across the edge of a block; also where a longer sequence takes other factors."""
+    config = read_rope(config_with(PUBLISHED_ROPE[name]), 64, "halves", KINDS)
+    first, n = BLOCK - 3, 6
+    for n_positions in (4096, 4097):
+        cos_TP, sin_TP = rotation(*rope_frequencies(config, n_positions), first, n)
+        ones = [rotation_at(config, n_positions, first + i, 1) for i in range(n)]
+        assert torch.equal(torch.cat([cos for cos, _ in ones]), cos_TP)
+        assert torch.equal(torch.cat([sin for _, sin in ones]), sin_TP)
 
 
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])

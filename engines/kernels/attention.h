@@ -59,6 +59,7 @@ inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const f
 inline void attend_one(const Attention& a, const float* query_ND, int64_t position, float* out_ND, int n_threads) {
   constexpr int64_t kPiece = 4;  // blocks: 8 KB of keys where a head has 64 features
   const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim, first = a.first_seen(position);
+  const int64_t row_bytes = dim * int64_t(sizeof(float));
   const Blocks blocks(position + 1 - first);
   in_chunks(a.n_kv_heads, 1, n_threads, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> buffer;
@@ -70,6 +71,7 @@ inline void attend_one(const Attention& a, const float* query_ND, int64_t positi
       for (int64_t b = 0; b < blocks.n; b++) {
         const float* eight[8];
         for (int i = 0; i < 8; i++) eight[i] = key + blocks.place(b, i) * dim;
+        for (int i = 0; i < 8; i++) ask_ahead(eight[i], row_bytes);
         for (int64_t g = 0; g < per_kv; g++) {
           f8 sums[8] = {};
           for (int64_t d = 0; d < dim; d += 8) {
@@ -100,14 +102,17 @@ inline void attend_one(const Attention& a, const float* query_ND, int64_t positi
       }
       float* out = out_ND + kv_head * per_kv * dim;
       std::memset(out, 0, per_kv * dim * sizeof(float));
-      for (int64_t piece = 0; piece < blocks.n; piece += kPiece)
+      for (int64_t piece = 0; piece < blocks.n; piece += kPiece) {
+        const int64_t end_piece = std::min(piece + kPiece, blocks.n);
+        for (int64_t b = piece; b < end_piece; b++)
+          for (int i = 0; i < 8; i++) ask_ahead(value + blocks.place(b, i) * dim, row_bytes);
         for (int64_t g = 0; g < per_kv; g++) {
           const float* share_S = score_GS + g * blocks.n * 8;
-          const int64_t end_piece = std::min(piece + kPiece, blocks.n);
           int64_t d = 0;
           for (; d + 64 <= dim; d += 64) add_values<8>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
           for (; d < dim; d += 8) add_values<1>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
         }
+      }
     }
   });
 }

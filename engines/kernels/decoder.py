@@ -166,6 +166,32 @@ def mix_laid_out(
     return (out_1H, rows_E) if ran else None
 
 
+@dataclass(frozen=True)
+class CacheTable:
+    """The keys and values of a sequence in every layer, as the kernels read and write them."""
+
+    keys: ctypes.Array[ctypes.c_void_p]
+    values: ctypes.Array[ctypes.c_void_p]
+    head_stride: int
+    n_positions: int
+    kept: tuple[Tensor, ...]
+    """Owners of the memory that the table points into."""
+
+
+def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheTable:
+    """Of each layer [M, S, D]. `serves` must hold of all."""
+    assert serves(*keys, *values)
+    assert all(key.shape == value.shape == keys[0].shape for key, value in zip(keys, values, strict=True))
+    addresses = ctypes.c_void_p * len(keys)
+    return CacheTable(
+        addresses(*(key.data_ptr() for key in keys)),
+        addresses(*(value.data_ptr() for value in values)),
+        keys[0].stride(0),
+        keys[0].shape[1],
+        (*keys, *values),
+    )
+
+
 class LackingExperts(Protocol):
     """Computes what the experts of a layer give for one token where not all that it calls lie at hand."""
 
@@ -221,8 +247,7 @@ class Decoder:
         hidden_1H: Tensor,
         cos_1P: Tensor,
         sin_1P: Tensor,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
+        cache: CacheTable,
         position: int,
         table: LayoutTable,
         room: StepRoom,
@@ -231,7 +256,7 @@ class Decoder:
         exchange: object = None,
         guesses: GuessRoom | None = None,
     ) -> None:
-        """Turns the embedded token into the last layer's output, in place, and writes its keys and values [M, S, D].
+        """Turns the embedded token into the last layer's output, in place, and writes its keys and values to the cache.
         `serves` must hold of all tensors.
 
         held: None where all experts lie at hand. Else what layers call is counted as used, and one that calls an expert
@@ -243,26 +268,25 @@ class Decoder:
         guesses: where layers write what they guess of the next one's experts; None where none does.
         """
         assert exchange is None or (table.is_plain and held is None)
-        assert serves(hidden_1H, cos_1P, sin_1P, *keys, *values)
-        assert all(key.shape == value.shape == keys[0].shape for key, value in zip(keys, values, strict=True))
-        assert len(keys) == len(table.layouts) == len(self.layers)
-        assert position < keys[0].shape[1]
+        assert serves(hidden_1H, cos_1P, sin_1P)
+        n_layers = len(self.layers)
+        assert len(cache.keys) == len(table.layouts) == n_layers
+        assert position < cache.n_positions
         ids_LK, weights_LK, rows_LE = room
-        addresses = ctypes.c_void_p * len(keys)
         kernels = library()
         assert kernels is not None  # the tables exist
         normed_1H = torch.empty_like(hidden_1H)
         arguments = (
             self._layers,
-            len(keys),
+            n_layers,
             hidden_1H.shape[1],
             hidden_1H.data_ptr(),
             cos_1P.data_ptr(),
             sin_1P.data_ptr(),
             cos_1P.shape[1],
-            addresses(*(key.data_ptr() for key in keys)),
-            addresses(*(value.data_ptr() for value in values)),
-            keys[0].stride(0),
+            cache.keys,
+            cache.values,
+            cache.head_stride,
             position,
             None if table.is_plain else table.layouts,
             ids_LK.data_ptr(),
@@ -274,7 +298,7 @@ class Decoder:
             normed_1H.data_ptr(),
         )
         layer = kernels.joulebench_step(*arguments, 0, None, torch.get_num_threads())
-        while 0 <= layer < len(keys):
+        while 0 <= layer < n_layers:
             assert lacking is not None  # all lie at hand where nothing is said of them
             row = self._row_of[layer]
             ids_1K, weights_1K = ids_LK[row : row + 1], weights_LK[row : row + 1]

@@ -83,7 +83,7 @@ inline void guess_row(const Guess& guess, const float* residual, const float* no
     for (int64_t h = 0; shared && h < hidden; h++) shown[h] += shared[h];
     rms_norm_row(shown, hidden, guess.norm_H, guess.eps, shown);
   }
-  if (!guess.estimator) return route(guess.router, shown, 1, guessed_K, guessed_weights_K);
+  if (!guess.estimator) return route(guess.router, shown, 1, guessed_K, guessed_weights_K, n_threads);
   float* score_E = scratch(score_buffer, guess.router.n_experts);
   estimate(*guess.estimator, shown, score_E, n_threads);
   choose_row(guess.router, score_E, guessed_K, guessed_weights_K);

@@ -123,8 +123,9 @@ void joulebench_attend(const AttentionLayer* layer, const float* query, int64_t 
 }
 
 // See route.
-void joulebench_route(const Router* router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK) {
-  route(*router, x, n_tokens, ids_TK, weights_TK);
+void joulebench_route(const Router* router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK,
+                      int32_t n_threads) {
+  route(*router, x, n_tokens, ids_TK, weights_TK, n_threads);
 }
 
 // out[H] = the weighted sum of the experts ids[K] of one token, with the calls that its layout makes of them; see
@@ -202,7 +203,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
       if (is_mixed) {
         std::copy_n(mixed, hidden, added);
       } else {
-        route(layer.router, normed, 1, ids, weights);
+        route(layer.router, normed, 1, ids, weights, n_threads);
         const int64_t* run_ids = ids;
         const float* run_weights = weights;
         if (n_guessed) {

@@ -189,6 +189,31 @@ inline float mxfp4_scale(uint8_t exponent) {
   return load<float>(&bits);
 }
 
+// Where each of R rows of nibbles begins, `step` rows apart, and its scales.
+template <int R, class Scale>
+struct NibbleRows {
+  const uint32_t* words[R];
+  const Scale* scales[R];
+  int64_t group_bits;
+
+  NibbleRows(const Matrix& m, int64_t row, int64_t step) : group_bits(m.group_bits) {
+    for (int r = 0; r < R; r++) {
+      words[r] = (const uint32_t*)m.values + (row + r * step) * m.columns / 8;
+      scales[r] = (const Scale*)m.scales + ((row + r * step) * m.columns >> m.group_bits);
+    }
+  }
+
+  const Scale* scale(int r, int64_t column) const { return scales[r] + (column >> group_bits); }
+
+  // Asks ahead, with their scales; to be called at each block.
+  __attribute__((always_inline)) void ask(int r, int64_t column) const {
+    constexpr int64_t kAtOnce = 4 * kLine;  // columns: two lines
+    if (column % kAtOnce) return;
+    ask_ahead(words[r] + column / 8, kAtOnce / 2);
+    ask_ahead(scale(r, column), 1, (2 * kAhead >> group_bits) * int64_t(sizeof(Scale)));
+  }
+};
+
 // --- any format -------------------------------------------------------------------------------------------------------
 
 template <class S>

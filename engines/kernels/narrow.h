@@ -31,8 +31,13 @@ inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t 
       for (int t = 0; t < T; t++) sums[u][r][t] += weight * load<fN>(x + t * columns + c);
     }
   };
+  constexpr int64_t kBytes = sizeof(typename S::element), kAtOnce = std::max(kLanes * U * kBytes, kLine);
   int64_t c = 0;
   for (; c + kLanes * U <= columns; c += kLanes * U) {
+    if (c * kBytes % kAtOnce == 0) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) ask_ahead(rows + r * apart + c, kAtOnce);
+    }
 #pragma GCC unroll 4
     for (int u = 0; u < U; u++) add(c + kLanes * u, u);
   }
@@ -98,20 +103,6 @@ inline void prepare_int4(const float* x, int64_t columns, float* prepared) {
   }
 }
 
-// Where each of R rows of nibbles begins, and its scales.
-template <int R, class Scale>
-struct NibbleRows {
-  const uint32_t* words[R];
-  const Scale* scales[R];
-
-  NibbleRows(const Matrix& m, int64_t row, int64_t step) {
-    for (int r = 0; r < R; r++) {
-      words[r] = (const uint32_t*)m.values + (row + r * step) * m.columns / 8;
-      scales[r] = (const Scale*)m.scales + ((row + r * step) * m.columns >> m.group_bits);
-    }
-  }
-};
-
 template <int R, int T>
 inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
   const NibbleRows<R, float> rows(m, row, step);
@@ -121,6 +112,7 @@ inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x,
     const float* start = x + m.columns + block / 32 * kLanes;
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
+      rows.ask(r, block);
       const uN words = load_words(rows.words[r] + block / 8);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; half++) {
@@ -133,7 +125,7 @@ inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x,
 #pragma GCC unroll 8
           for (int t = 0; t < T; t++) parts[t] += weight * load<fN>(x + t * stride + block + 8 * j);
         }
-        const float scale = rows.scales[r][(block + 32 * half) >> m.group_bits];
+        const float scale = *rows.scale(r, block + 32 * half);
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) totals[r][t] += parts[t] * scale;
       }
@@ -150,6 +142,7 @@ inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x
   for (int64_t block = 0; block < m.columns; block += kNibbleBlock) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
+      rows.ask(r, block);
       const uN words = load_words(rows.words[r] + block / 8);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; half++) {
@@ -160,7 +153,7 @@ inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x
 #pragma GCC unroll 8
           for (int t = 0; t < T; t++) parts[t] += weight * load<fN>(x + t * m.columns + block + 8 * j);
         }
-        const float scale = mxfp4_scale(rows.scales[r][(block + 32 * half) >> m.group_bits]);
+        const float scale = mxfp4_scale(*rows.scale(r, block + 32 * half));
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) totals[r][t] += parts[t] * scale;
       }

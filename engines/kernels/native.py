@@ -351,7 +351,12 @@ def route(x_TH: Tensor, router: RouterTable) -> tuple[Tensor, Tensor]:
     ids_TK = torch.empty(n_tokens, router.top_k, dtype=torch.int64)
     weights_TK = torch.empty(n_tokens, router.top_k)
     _kernels().joulebench_route(
-        ctypes.byref(router.struct), x_TH.data_ptr(), n_tokens, ids_TK.data_ptr(), weights_TK.data_ptr()
+        ctypes.byref(router.struct),
+        x_TH.data_ptr(),
+        n_tokens,
+        ids_TK.data_ptr(),
+        weights_TK.data_ptr(),
+        torch.get_num_threads(),
     )
     return ids_TK, weights_TK
 

@@ -223,6 +223,7 @@ inline void dot_int8_bytes(const Matrix& m, int64_t row, int64_t step, const flo
   for (int64_t first = 0; first < m.columns; first += kOfInt8, x += 3 * kLanes) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
+      ask_ahead(rows[r] + first, kOfInt8);
       const bN weight = load_to_end<bN>(rows[r], first, m.columns);
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++) {
@@ -285,19 +286,15 @@ template <int R, int T>
 inline void dot_int4_bytes(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
   const int64_t stride = rounded_stride(m), row_bytes = m.columns / 2;
   const NibbleScales lanes = {m.group_bits, m.columns};
-  const char* rows[R];
-  const float* scales[R];
-  for (int r = 0; r < R; r++) {
-    rows[r] = (const char*)m.values + (row + r * step) * row_bytes;
-    scales[r] = (const float*)m.scales + ((row + r * step) * m.columns >> m.group_bits);
-  }
+  const NibbleRows<R, float> rows(m, row, step);
   fN totals[R][T] = {};
   for (int64_t first = 0; first < m.columns; first += kOfInt4, x += 4 * kLanes) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-      const ubN arranged = arrange_nibbles(load_to_end<ubN>(rows[r], first / 2, row_bytes));
+      rows.ask(r, first);
+      const ubN arranged = arrange_nibbles(load_to_end<ubN>(rows.words[r], first / 2, row_bytes));
       const ubN low = low_levels(arranged), high = high_levels(arranged);
-      const fN scale = lanes.at(scales[r], first);
+      const fN scale = lanes.at(rows.scales[r], first);
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++) {
         const float* of = x + t * stride;

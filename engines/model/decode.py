@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,7 @@ from engines.calls import Width
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
-from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, HeldTable, layout_table
+from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, HeldTable, StepRoom, layout_table
 from engines.kernels.guesses import GuessTable
 from engines.kernels.native import AttentionTable
 from engines.model.architecture import SWIGLU, ModelConfig
@@ -188,6 +189,44 @@ def _rows_by_slice(plan: DispatchPlan) -> dict[_Slice, dict[int, int]]:
     return found
 
 
+class _WholeStep(Sequence[Computed | None]):
+    """What the layers of a step computed that was one call, told when somebody asks."""
+
+    def __init__(self, said: SaidLayouts, room: StepRoom, n_experts: int) -> None:
+        self._layouts = said.layouts
+        self._room = room
+        self._n_experts = n_experts
+        self.by_plan: dict[int, DispatchPlan] = {}
+        """Of layers whose experts had to be brought."""
+        self.n_done = 0
+        """Layers, all of them unless the step was broken off."""
+
+    def __len__(self) -> int:
+        return self.n_done
+
+    def __getitem__(self, layer: int) -> Computed | None:  # type: ignore[override]
+        return self._told[range(self.n_done)[layer]]
+
+    def __iter__(self) -> Iterator[Computed | None]:
+        return iter(self._told[: self.n_done])
+
+    @cached_property
+    def _told(self) -> list[Computed | None]:
+        """Once the step is over."""
+        ids_LK, weights_LK, rows_LE = self._room
+        told: list[Computed | None] = []
+        row = 0
+        for layer, layout in enumerate(self._layouts):
+            if layout is None:
+                told.append(None)
+                continue
+            routing = Routing(ids_LK[row : row + 1], weights_LK[row : row + 1], self._n_experts)
+            rows_E = None if rows_LE is None or layout.is_plain else rows_LE[row]
+            told.append(Computed(routing, rows_E, layout, self.by_plan.get(layer)))
+            row += 1
+        return told
+
+
 class BroughtExperts(Protocol):
     """Computes the experts of a layer of one token by its plan, which brings those that are lacking."""
 
@@ -245,9 +284,11 @@ class FusedDecoder:
             return mixed_1H
 
         self._decoder.step(
-            *(hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length),
-            *(self._plain, self._decoder.room(self._plain), self._nothing_held, lacking, None),
-            None if guessed is None else guessed.room,
+            *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length),
+            *(self._plain, self._decoder.room(self._plain)),
+            held=self._nothing_held,
+            lacking=lacking,
+            guesses=None if guessed is None else guessed.room,
         )
         if guessed is not None:
             guessed.show(shown.likeness)
@@ -272,42 +313,29 @@ class FusedDecoder:
         slots = shown.kept_slots
         decoder = self._decoder if slots is None else self._reading(slots)
         room = decoder.room(said.table)
-        computed: list[Computed | DispatchPlan | None] = []
-        by_plan: dict[int, DispatchPlan] = {}
-        n_done = 0
+        computed = _WholeStep(said, room, self._n_experts)
 
         def lacking(layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor:
-            nonlocal n_done
-            if slots is not None and layer > n_done:
+            if slots is not None and layer > computed.n_done:
                 slots.stamps.end_layer(layer - 1)
-            n_done = layer
-            mixed_1H, by_plan[layer] = brought(layer, Routing(ids_1K, weights_1K, self._n_experts), normed_1H)
-            n_done = layer + 1
+            computed.n_done = layer
+            routing = Routing(ids_1K, weights_1K, self._n_experts)
+            mixed_1H, computed.by_plan[layer] = brought(layer, routing, normed_1H)
+            computed.n_done = layer + 1
             return mixed_1H
 
         guessed = self._guessing(said.guesses)
         plans = StepPlans(said.technique, computed, fused=True, shown=shown, guessed=guessed)
         with shown.deferring(plans):
-            try:
-                decoder.step(
-                    *(hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length),
-                    *(said.table, room, shown.held, lacking, exchange, None if guessed is None else guessed.room),
-                )
-                if guessed is not None:
-                    guessed.show(shown.likeness)
-                if slots is not None and n_done < len(said.layouts):
-                    slots.stamps.end_layer(len(said.layouts) - 1)
-                n_done = len(said.layouts)
-            finally:
-                row = 0
-                for layer, layout in enumerate(said.layouts[:n_done]):
-                    if layout is None:
-                        computed.append(None)
-                        continue
-                    routing = Routing(room.ids_LK[row : row + 1], room.weights_LK[row : row + 1], self._n_experts)
-                    rows_E = None if room.rows_LE is None or layout.is_plain else room.rows_LE[row]
-                    computed.append(Computed(routing, rows_E, layout, by_plan.get(layer)))
-                    row += 1
+            decoder.step(
+                *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length, said.table, room),
+                *(shown.held, lacking, exchange, None if guessed is None else guessed.room),
+            )
+            if guessed is not None:
+                guessed.show(shown.likeness)
+            if slots is not None and computed.n_done < len(said.layouts):
+                slots.stamps.end_layer(len(said.layouts) - 1)
+            computed.n_done = len(said.layouts)
         return plans
 
     def _guessing(self, guesses: GuessTable | None) -> GuessedStep | None:

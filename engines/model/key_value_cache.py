@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
+from engines.kernels.decoder import CacheTable, cache_table
 from engines.model.architecture import ModelConfig, Span
 
 
@@ -37,6 +38,14 @@ class KeyValueCache:
         """The length whose rotary factors the keys are turned by: `engines.model.rope.LongRope`."""
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self._table: CacheTable | None = None
+
+    @property
+    def table(self) -> CacheTable:
+        """As the kernels read it: on the CPU and in fp32."""
+        if self._table is None:
+            self._table = cache_table(self.keys, self.values)
+        return self._table
 
     def start(self, n_positions: int, n_kept: int = 0, turned_for: int | None = None) -> None:
         """For a sequence of up to n_positions that begins with the first n_kept held now. turned_for: None is the most
@@ -54,7 +63,7 @@ class KeyValueCache:
             if n_kept:
                 for new, old in zip([*keys, *values], [*self.keys, *self.values], strict=True):
                     new[:, :n_kept] = old[:, :n_kept]
-            self.keys, self.values = keys, values
+            self.keys, self.values, self._table = keys, values, None
         self.length, self.n_positions = n_kept, n_positions
         self.turned_for = n_positions if turned_for is None else turned_for
 

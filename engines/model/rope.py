@@ -325,6 +325,24 @@ def rotation(frequency_P: Tensor, amplitude: float, position: int, n_tokens: int
     return angle_TP.cos() * amplitude, angle_TP.sin() * amplitude
 
 
+BLOCK = 64
+"""Positions whose rotation is computed at once where tokens come one by one."""
+
+
+def rotation_at(config: RopeConfig, n_positions: int, position: int, n_tokens: int) -> tuple[Tensor, Tensor]:
+    """cos_TP and sin_TP of a sequence's tokens from `position` on. n_positions: of `rope_frequencies`."""
+    if n_tokens > 1:
+        return rotation(*rope_frequencies(config, n_positions), position, n_tokens)
+    cos_TP, sin_TP = _rotation_of_block(config, n_positions, position // BLOCK)
+    at = position % BLOCK
+    return cos_TP[at : at + 1], sin_TP[at : at + 1]
+
+
+@lru_cache(maxsize=64)
+def _rotation_of_block(config: RopeConfig, n_positions: int, block: int) -> tuple[Tensor, Tensor]:
+    return rotation(*rope_frequencies(config, n_positions), block * BLOCK, BLOCK)
+
+
 def turn(x_NTD: Tensor, cos_TP: Tensor, sin_TP: Tensor, pairs: Literal["halves", "neighbours"]) -> Tensor:
     """Turns the first 2P features of each head and leaves the rest.
 

@@ -41,7 +41,7 @@ from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ff
 from engines.model.guessed import GuessedStep
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
-from engines.model.rope import LongRope, as_transformers, rope_frequencies, rotation
+from engines.model.rope import LongRope, as_transformers, rotation_at
 from engines.model.router import route
 from engines.model.said_layouts import AskedLayouts, SaidLayouts
 from engines.model.weights import SparseWeights
@@ -263,7 +263,7 @@ class Transformer:
                 )
             views = {span: view_of(span, position, n, self._device) for span in set(self.config.attention.spans)}
             chunks.append(Chunk(cache, position, n, row, views))
-            turns.append(rotation(*rope_frequencies(self.config.rope, cache.turned_for), position, n))
+            turns.append(rotation_at(self.config.rope, cache.turned_for, position, n))
             row += n
         cos_TP, sin_TP = turns[0] if len(turns) == 1 else map(torch.cat, zip(*turns, strict=True))
         if self._device is not None:
