@@ -150,15 +150,18 @@ inline void silu_row(float* x, int64_t n) {
 }
 
 // A core alone asks for too few lines at a time to keep the memory busy, however many rows it reads side by side. So each
-// line is asked for this many bytes before it is read. Only where it was seen to help: Zen 5, not Zen 3.
+// line is asked for some time before it is read: this many bytes. Only where it was seen to help: Zen 5, not Zen 3.
 constexpr int64_t kAhead = 1024, kLine = 64;
+#if defined(JOULEBENCH_AVX512)
+constexpr bool kAsksAhead = true;
+#else
+constexpr bool kAsksAhead = false;
+#endif
 
 // When n_bytes at `from` are read: asks for those that lie `ahead`. There may be none, which does no harm. GCC 12 leaves out
 // calls of functions that do nothing else, unless it must put them in line.
 __attribute__((always_inline)) inline void ask_ahead(const void* from, int64_t n_bytes, int64_t ahead = kAhead) {
-#if defined(JOULEBENCH_AVX512)
-  for (int64_t at = 0; at < n_bytes; at += kLine) __builtin_prefetch((const char*)from + ahead + at);
-#endif
+  for (int64_t at = 0; kAsksAhead && at < n_bytes; at += kLine) __builtin_prefetch((const char*)from + ahead + at);
 }
 
 inline float* scratch(std::vector<float>& buffer, int64_t n) {
