@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -91,6 +92,9 @@ def fit(
         for told in (*busy, *doubts({unit: one.residuals for unit, one in found.fitted.items()})):
             typer.echo(f"warning: {printable(told)}", err=True)
         typer.echo(f"{printable(str(files[0]))}, {printable(str(files[1]))}: written")
+        typer.echo(
+            f"To price with it: joulebench cross --machine {shlex.quote(printable(str(out)))} --weights {weights}"
+        )
 
 
 def _busy(unit: str, measured: Measured) -> str | None:

@@ -67,6 +67,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 def test_a_sheet_of_this_machine_loads_and_says_how_it_was_made(tmp_path: Path) -> None:
     found = joulebench("model", "fit", "--quick", "--even-if-busy", "--threads", "1", "--out", str(tmp_path / "m.toml"))
     assert found.code == 0, found.stderr
+    assert found.stdout.endswith(f"joulebench cross --machine {tmp_path / 'm.toml'} --weights fp32\n")
     sheet = parse_sheet((tmp_path / "m.toml").read_text(), "m")
     assert sheet.units["cpu"].busy_w is None
     assert "1 threads" in sheet.description
