@@ -226,7 +226,7 @@ def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
     """Four rows for each of two experts in each layer: three matrices of 32 x 16, two FLOP a value and row."""
     work = next(
         w.pieces[0]
-        for w in Bench("m", models[0].model, models[0].shape).pieces((16,), (8,), (4,))
+        for w in Bench("m", models[0].model, models[0].shape).pieces((96,), (8,), (4,))
         if w.pieces[0].curve == "few rows"
     )
     values = 3 * 32 * 16
@@ -235,8 +235,8 @@ def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
     assert work.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 32 * 4)
 
 
-def test_a_layer_whose_experts_all_have_few_rows_is_of_that_curve(models: list[MadeModel]) -> None:
-    """Two tokens give no expert more than two rows; 96 give some more than few, and then one code computes them all."""
+def test_a_layer_whose_experts_have_few_rows_in_the_mean_is_of_that_curve(models: list[MadeModel]) -> None:
+    """Two tokens give no expert more than two rows; 96 give more than few in the mean, and one code computes them all."""
     works = Bench("m", models[0].model, models[0].shape).calls((2, 96))
     curves = [piece.curve for work in works for piece in work.pieces]
     assert curves == ["few rows", "experts"]

@@ -191,8 +191,8 @@ bytes_per_s = {figure(WEIGHT_BYTES / 100)}
     assert timeline.now_s() == pytest.approx(seconds)
 
 
-def test_rows_fill_tiles_unless_all_of_a_layer_are_few() -> None:
-    """Tiles of 8: 3 and 9 rows take 8 and 16. Up to 4 rows have a line of their own, where no call has more."""
+def test_rows_fill_tiles_unless_those_of_a_layer_are_few_in_the_mean() -> None:
+    """Tiles of 8: 3 and 9 rows take 8 and 16. Up to 4 rows have a line of their own, where calls have no more in the mean."""
     few = f", few_rows = {{ most_flops_per_weight_byte = 2.25, s_per_flop = {figure(1.0)} }}"
 
     sheet = host(few=few)
@@ -214,6 +214,8 @@ def test_rows_fill_tiles_unless_all_of_a_layer_are_few() -> None:
 
     assert flops_of(3, 9) == [8, 16]
     assert flops_of(3, 4) == [3, 4]
+    assert flops_of(9, 1, 2) == [9, 1, 2]
+    assert flops_of(9, 1, 5) == [16, 8, 8]
     assert flops_of(8, 16, 1) == [8, 16, 8]
 
 

@@ -41,7 +41,8 @@ from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.presets import DroplessParameters
 
 FEW_ROWS = 4
-"""Of one expert, or of a product: up to so many the kernels compute with code of their own (`kMaxNarrowRows`)."""
+"""Of an expert in the mean, or of a product: up to so many the kernels compute with code of their own
+(`kMeanNarrowRows`)."""
 AMOUNTS = ("launches", "weight_bytes", "moved_bytes", "flops")
 ROWS = {"gather_dynamic", "gather_static", "padding", "scatter"}
 """Kernels that a call of the experts does on the way: rows fetched, and results put back."""
@@ -166,13 +167,13 @@ class Bench:
         return self._work("router", f"{n_tokens} rows", work, call)
 
     def _experts(self, n_tokens: int) -> Work:
-        """Chosen at random: some experts have many rows, and some few. Where all have few, the kernels compute them by
-        other code, and the piece is of the curve of few rows."""
+        """Chosen at random: some experts have many rows, and some few. Where they have few in the mean, the kernels compute
+        them by other code, and the piece is of the curve of few rows."""
         n_experts, top_k = self.shape.n_experts, self.shape.top_k
         random = torch.Generator().manual_seed(n_tokens)
         ids_TK = torch.rand(n_tokens, n_experts, generator=random).argsort(-1)[:, :top_k].contiguous()
-        most_rows = int(ids_TK.flatten().bincount().max())
-        return self._planned(f"{n_tokens} rows of {top_k}", ids_TK, n_tokens, most_rows <= FEW_ROWS, every_expert=True)
+        few = ids_TK.numel() <= FEW_ROWS * len(ids_TK.unique())
+        return self._planned(f"{n_tokens} rows of {top_k}", ids_TK, n_tokens, few, every_expert=True)
 
     def _few_experts(self, n_rows: int) -> Work:
         """Each called expert with so many rows, and others in each layer."""

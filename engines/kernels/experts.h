@@ -40,6 +40,17 @@ struct Experts {
 
 // Rows of token -1 are padding: computed as zeros, and their results discarded.
 
+// visit(first row, rows) for as many rows of a call as are multiplied at once: what they read of the matrices is still
+// near for the next ones.
+template <class F>
+inline void in_pieces(const Experts& e, int64_t call, const F& visit) {
+  const int64_t n = e.n_rows(call), n_pieces = (n + kMaxTokens - 1) / kMaxTokens;
+  for (int64_t piece = 0; piece < n_pieces; piece++) {
+    const int64_t begin = n * piece / n_pieces, end = n * (piece + 1) / n_pieces;
+    visit(e.first_C[call] + begin, int(end - begin));
+  }
+}
+
 // All experts of a layer are stored alike: the first called speaks for them.
 inline void narrow_experts(const Experts& e, int n_threads) {
   const Timed timed(kGateUp);
@@ -60,18 +71,19 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   in_chunks(e.n_calls * width, rows_per_chunk(e.gate(0)) / 2 + 1, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = begin / width; call * width < end; call++) {
       if (!e.is_made(call)) continue;
-      const int64_t first = e.first_C[call], start = call * width;
-      const int rows = int(e.n_rows(call));
-      const float* x = input + first * up_stride;
+      const int64_t start = call * width;
       in_streams(std::max(begin, start) - start, std::min(end - start, width), [&](int64_t i, int64_t step, int n) {
-        float gates[kStreams * kMaxTokens] = {}, ups[kStreams * kMaxTokens] = {};
-        dot(e.gate(call), i, step, n, rows, x, gates);
-        dot(e.up(call), i, step, n, rows, x, ups);
-        for (int k = 0; k < n; k++)
-          for (int r = 0; r < rows; r++) {
-            const float gate = gates[k * rows + r];
-            inner_RI[(first + r) * width + i + k * step] = gate / (1 + std::exp(-gate)) * ups[k * rows + r];
-          }
+        in_pieces(e, call, [&](int64_t first, int rows) {
+          const float* x = input + first * up_stride;
+          float gates[kStreams * kMaxTokens] = {}, ups[kStreams * kMaxTokens] = {};
+          dot(e.gate(call), i, step, n, rows, x, gates);
+          dot(e.up(call), i, step, n, rows, x, ups);
+          for (int k = 0; k < n; k++)
+            for (int r = 0; r < rows; r++) {
+              const float gate = gates[k * rows + r];
+              inner_RI[(first + r) * width + i + k * step] = gate / (1 + std::exp(-gate)) * ups[k * rows + r];
+            }
+        });
       });
     }
   });
@@ -82,16 +94,16 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   const int64_t chunk = std::max<int64_t>(8, rows_per_chunk(e.down(0)) / e.n_calls);
   in_chunks(hidden, chunk, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = e.first_made; call < e.end_made; call++) {
-      const int64_t first = e.first_C[call];
-      const int rows = int(e.n_rows(call));
       in_streams(begin, end, [&](int64_t h, int64_t step, int n) {
-        float results[kStreams * kMaxTokens] = {};
-        dot(e.down(call), h, step, n, rows, prepared + first * down_stride, results);
-        for (int r = 0; r < rows; r++) {
-          if (e.token_R[first + r] < 0) continue;
-          float* to = e.out_TH + e.token_R[first + r] * hidden + h;
-          for (int k = 0; k < n; k++) to[k * step] += e.weight_R[first + r] * results[k * rows + r];
-        }
+        in_pieces(e, call, [&](int64_t first, int rows) {
+          float results[kStreams * kMaxTokens] = {};
+          dot(e.down(call), h, step, n, rows, prepared + first * down_stride, results);
+          for (int r = 0; r < rows; r++) {
+            if (e.token_R[first + r] < 0) continue;
+            float* to = e.out_TH + e.token_R[first + r] * hidden + h;
+            for (int k = 0; k < n; k++) to[k * step] += e.weight_R[first + r] * results[k * rows + r];
+          }
+        });
       });
     }
   });
@@ -199,14 +211,14 @@ inline void wide_experts(const Experts& e, int n_threads) {
   });
 }
 
-// Beyond, eight experts of 1024 x 1024 take longer by the narrow kernels. With 4 rows, in ms, narrow and wide: f32 8.5 to 9
-// and 8, bf16 5.4 and 6, int8 4 and 6, int4 3.1 and 6; with 8: f32 16.4 and 8.4, int8 7.2 and 6.3, int4 7.3 and 6.6.
-constexpr int64_t kMaxNarrowRows = 4;
+// By the narrow kernels experts take time for each row, by the wide ones for each call; so what decides is the rows of a
+// call in the mean, however uneven. Sixteen experts of 1024 x 1024 in ms of one thread (AVX-512), narrow and wide, with a
+// mean of 4 rows: f32 14 and 21, f16 9 and 13, int8 by int8 6 and 8, int4 7 and 12; of 6 rows: 22 and 21, 14 and 14, 9 and
+// 8, 9 and 13.
+constexpr int64_t kMeanNarrowRows = 4;
 
 inline void compute_experts(const Experts& e, int n_threads) {
-  bool is_narrow = true;
-  for (int64_t call = 0; call < e.n_calls; call++) is_narrow &= e.n_rows(call) <= kMaxNarrowRows;
-  is_narrow ? narrow_experts(e, n_threads) : wide_experts(e, n_threads);
+  e.first_C[e.n_calls] <= kMeanNarrowRows * e.n_calls ? narrow_experts(e, n_threads) : wide_experts(e, n_threads);
 }
 
 // The weighted sum of some experts for one token, a row each.

@@ -1,7 +1,7 @@
 """How many rows a unit computes for the rows of a call: arithmetic takes rows in tiles, and the last one may be empty.
 
 A sheet says it of a unit (`row_tile`). Where it prices few rows apart, another code computes those, which has no tiles;
-one code computes a layer, so that holds where no expert of the layer has more.
+one code computes a layer, so what holds is the mean of the experts that the layer calls.
 
 Legend: C calls of a unit.
 """
@@ -18,14 +18,15 @@ from engines.calls import ExpertCall
 
 @dataclass(frozen=True)
 class RowTile:
-    """rows: of one tile. few: an expert with no more rows than that has none, if all of its layer are so."""
+    """rows: of one tile. few: experts with no more rows than that in a layer's mean have none."""
 
     rows: int
     few: float = 0.0
 
     def of_calls(self, calls: Sequence[ExpertCall]) -> list[int]:
         """Rows that are computed for each."""
-        if all(max(call.rows_per_expert, default=0) <= self.few for call in calls):
+        rows = [n for call in calls for n in call.rows_per_expert if n]
+        if sum(rows) <= self.few * len(rows):
             return [call.n_rows for call in calls]
         return [sum(-(-n // self.rows) * self.rows for n in call.rows_per_expert) for call in calls]
 
