@@ -236,7 +236,7 @@ def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
 
 
 def test_a_layer_whose_experts_have_few_rows_in_the_mean_is_of_that_curve(models: list[MadeModel]) -> None:
-    """Two tokens give no expert more than two rows; 96 give more than few in the mean, and one code computes them all."""
+    """Two tokens give no expert more than two rows; 96 give more in the mean, and other code computes them."""
     works = Bench("m", models[0].model, models[0].shape).calls((2, 96))
     curves = [piece.curve for work in works for piece in work.pieces]
     assert curves == ["few rows", "experts"]

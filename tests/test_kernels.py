@@ -241,8 +241,7 @@ def experts_stored(form: str) -> tuple[ExpertWeights, ExpertWeights]:
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("n_tokens", [1, 3, 10, 200])
 def test_sum_of_experts_is_the_oracles(form: str, n_threads: int, n_tokens: int) -> None:
-    """The single token of decoding, calls of a few rows, with one of nine among them, and calls of many beside some of a
-    few."""
+    """The single token of decoding, calls of a few rows, with one of nine among them, and calls of many beside few."""
     experts, widened = experts_stored(form)
     assert experts.table is not None
     hidden, weights = random(n_tokens, 256), random(n_tokens, 2, seed=8).abs()

@@ -192,7 +192,7 @@ bytes_per_s = {figure(WEIGHT_BYTES / 100)}
 
 
 def test_rows_fill_tiles_unless_those_of_a_layer_are_few_in_the_mean() -> None:
-    """Tiles of 8: 3 and 9 rows take 8 and 16. Up to 4 rows have a line of their own, where calls have no more in the mean."""
+    """Tiles of 8: 3 and 9 rows take 8 and 16. Calls of up to 4 rows in the mean have a line of their own."""
     few = f", few_rows = {{ most_flops_per_weight_byte = 2.25, s_per_flop = {figure(1.0)} }}"
 
     sheet = host(few=few)

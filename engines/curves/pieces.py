@@ -167,8 +167,8 @@ class Bench:
         return self._work("router", f"{n_tokens} rows", work, call)
 
     def _experts(self, n_tokens: int) -> Work:
-        """Chosen at random: some experts have many rows, and some few. Where they have few in the mean, the kernels compute
-        them by other code, and the piece is of the curve of few rows."""
+        """Chosen at random: some experts have many rows, and some few. Where they have few in the mean, the kernels
+        compute them by other code, and the piece is of the curve of few rows."""
         n_experts, top_k = self.shape.n_experts, self.shape.top_k
         random = torch.Generator().manual_seed(n_tokens)
         ids_TK = torch.rand(n_tokens, n_experts, generator=random).argsort(-1)[:, :top_k].contiguous()
