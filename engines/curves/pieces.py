@@ -172,7 +172,7 @@ class Bench:
         n_experts, top_k = self.shape.n_experts, self.shape.top_k
         random = torch.Generator().manual_seed(n_tokens)
         ids_TK = torch.rand(n_tokens, n_experts, generator=random).argsort(-1)[:, :top_k].contiguous()
-        few = ids_TK.numel() <= FEW_ROWS * len(ids_TK.unique())
+        few = ids_TK.numel() <= FEW_ROWS * len(set(ids_TK.flatten().tolist()))
         return self._planned(f"{n_tokens} rows of {top_k}", ids_TK, n_tokens, few, every_expert=True)
 
     def _few_experts(self, n_rows: int) -> Work:
