@@ -71,7 +71,9 @@ def rows(name: str, folder: Path, form: str, n_turns: int) -> Iterator[Measureme
 REMARKS = f"""A token of batch 1 behind {N_PROMPT} others, {N_NEW} new ones. The thread that calls the kernels is timed.
 While it computes a part, the others compute other pieces of the same one. What it then waits for them is a part of its
 own. A ratio is the part's share of the whole token. What no part of the kernels covers is told as one: the head, the
-choice of the token, and what Python does between two steps. A clock inside the kernels costs about 50 ns each time."""
+choice of the token, and what Python does between two steps. A clock inside the kernels costs about 50 ns each time.
+
+Run 1 is of kernels that did not ask ahead for what they read ([why](../decisions/0007-kernels-for-many-tokens.md))."""
 
 
 def main() -> None:
