@@ -162,6 +162,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
             mishaps: tuple[Mishap, ...] = (
                 (n + 1, server.stop, 1.0, server.start),
                 (n + 3, (fake.root / "hang").touch, 0.0, lambda: None),
+                (n + 5, fake.pull_cable, 1.0, fake.plug_in),
                 (n + 6, booted(RESTARTED), "restarted", booted(boot_id)),
                 (n + 9, heat(THROTTLED), "throttled", heat(THERMAL)),
                 (n + 11, battery(HOT), 1.5, battery(DISCHARGING)),
@@ -205,7 +206,8 @@ def test_each_mishap_was_seen_and_nothing_is_left_running(tuned: Tuned) -> None:
         trials = store.trials()
     marks = [mark for trial in trials for mark in trial.marks]
     assert sorted(set(marks)) == ["charging", "restarted", "throttled"]
-    assert sum(trial.attempts > 1 for trial in trials) >= 2  # the server that was killed, and the program that hung
+    # The server that was killed, the program that hung, and the cable that was pulled.
+    assert sum(trial.attempts > 1 for trial in trials) >= 3
     assert tuned.left_running == []
     assert not (tuned.fake.root / "hang").exists()
     assert {mask for _, mask in map(str.split, tuned.fake.runs())} == {"1", "3", "4", "5", "7"}
