@@ -29,7 +29,12 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
     """Of a technique on the devices that its engine goes onto."""
     spec, name = engine.spec, engine.spec.technique.technique
     if not ExpertMemory(spec.expert_memory).loads(spec.technique):
-        if spec.expert_memory is not None and _prefetching(spec) is None:
+        if spec.expert_memory is not None and _cache_on_gpu(spec) is not None:
+            yield (
+                f"engine {engine.label}: {name} in a GPU's memory takes slots in the place of expert_memory; write"
+                " technique.slots, the experts of each layer"
+            )
+        elif spec.expert_memory is not None and _prefetching(spec) is None:
             yield (
                 f"engine {engine.label}: expert_memory limits the experts that a technique loads, and {name} loads"
                 " none; use lru, lfu, static, moe-ondemand, ndp, ndp-tp-pre, or one that fills two buffers"
@@ -224,7 +229,7 @@ def kept_problems(
     engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
 ) -> Iterator[str]:
     """Of experts that a technique keeps in a GPU's memory: on a modelled device those of the model that is priced."""
-    move, own = _prefetching(engine.spec), own_sizes(facts.config)
+    move, own = _keeping(engine.spec), own_sizes(facts.config)
     if move is None or own is None:
         return
     for device in devices:
@@ -236,13 +241,18 @@ def kept_problems(
             continue  # told of the device
         if sizes is None:
             continue
-        reason = _not_kept(move, engine.spec.expert_memory, sizes, device.spec)
+        reason = not_kept(engine.spec, sizes, device.spec)
         if reason is not None:
             yield f"engine {engine.label}: {reason}"
 
 
-def _not_kept(move: SlicesParameters, n_bytes: int | None, sizes: ModelSizes, device: DeviceSpec) -> str | None:
-    """Why the GPU cannot keep them, or None. n_bytes: the plan's expert_memory."""
+def not_kept(engine: EngineSpec, sizes: ModelSizes, device: DeviceSpec) -> str | None:
+    """Why the GPU cannot keep what the technique keeps in its memory, or None. sizes: of the model that is priced."""
+    move, n_bytes = _keeping(engine), engine.expert_memory
+    if move is None:
+        return None
+    if isinstance(move, CacheParameters) and move.slots is None:
+        return None if n_bytes is not None else "the cache has no slots in the GPU's memory; write technique.slots"
     on_sheet = f" on {device.name}{f' as {device.priced_as}' if device.priced_as else ''}" if device.is_modelled else ""
     held = sheet_of(device).capacity_bytes("gpu") if device.is_modelled else None
     if n_bytes is not None and held is not None and n_bytes > held:
@@ -251,11 +261,10 @@ def _not_kept(move: SlicesParameters, n_bytes: int | None, sizes: ModelSizes, de
             f" {held / 1e9:.1f}; lower it"
         )
     try:
-        n_slots = move.slots_of_layer(sizes, None if n_bytes is None else n_bytes // sizes.expert_bytes)
+        n_slots, n = _kept(move, sizes, None if n_bytes is None else n_bytes // sizes.expert_bytes)
     except EngineError as error:
         given = "" if n_bytes is None else f"expert_memory {n_bytes} bytes{on_sheet}, at two bytes a weight: "
         return f"{given}{_with_bytes(error, sizes.expert_bytes)}"
-    n = n_slots * sizes.n_sparse_layers
     if held is None or n * sizes.expert_bytes <= held:
         return None
     default = "" if move.slots is not None or n_bytes is not None else ", as many as a token chooses,"
@@ -264,6 +273,25 @@ def _not_kept(move: SlicesParameters, n_bytes: int | None, sizes: ModelSizes, de
         f" {n * sizes.expert_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds {held / 1e9:.1f};"
         f" {'give fewer slots' if default else 'lower it'}"
     )
+
+
+def _kept(move: SlicesParameters | CacheParameters, sizes: ModelSizes, n_held: int | None) -> tuple[int, int]:
+    """Experts of each layer, and of all layers together. Raises `EngineError`."""
+    n_slots = move.slots_of_layer(sizes, n_held)
+    if isinstance(move, CacheParameters):
+        return n_slots, move.slots_of_model(sizes, n_held)
+    return n_slots, n_slots * sizes.n_sparse_layers
+
+
+def _keeping(engine: EngineSpec) -> SlicesParameters | CacheParameters | None:
+    """Of a technique that keeps experts in a GPU's memory, which this host only counts."""
+    return _prefetching(engine) or _cache_on_gpu(engine)
+
+
+def _cache_on_gpu(engine: EngineSpec) -> CacheParameters | None:
+    technique = engine.technique
+    move = technique.choices.move if isinstance(technique, Composed) else None
+    return move if isinstance(move, CacheParameters) and not technique.loads_from_file else None
 
 
 def _prefetching(engine: EngineSpec) -> SlicesParameters | None:

@@ -9,14 +9,17 @@ from devices.base import DeviceError
 from engines.errors import EngineError
 from engines.pricing.cells import build, check_places_nothing, foresight_of, lacks_room_for
 from engines.pricing.playing import MOST_TOKENS
+from engines.pricing.shapes import sizes_of
 from engines.techniques.parameters import Composed
 from harness.combinations import mismatch, sheet_of
 from harness.device_specs import DeviceSpec
 from harness.matrix import Part, Parts, external_engines, own_engines
+from harness.memory_checks import not_kept
 from harness.model_specs import PlayedModelSpec
 from harness.played_parts import NO_TEXT, PlayedFacts, played_cell
 from harness.run_parts import RunParts
 from harness.schema import EngineSpec
+from harness.technique_problems import too_many_there
 from harness.workload_specs import SPEC_OF, WorkloadSpec
 from workloads.base import WorkloadError
 
@@ -126,7 +129,14 @@ def _look_at_arm(
     """Builds the technique as the run will, with a smaller profile."""
     try:
         cell = played_cell(spec, facts, engine.spec, sheet_of(device), FEW_TOKENS)
-        if (lacks := lacks_room_for(cell)) is not None:
+        sizes = sizes_of(cell.shape)
+        kept = None if sizes is None else not_kept(engine.spec, sizes, device)
+        choices = engine.spec.technique.choices if isinstance(engine.spec.technique, Composed) else None
+        if kept is None and sizes is not None and choices is not None:
+            kept = too_many_there(choices, sizes, sizes, device)
+        if kept is not None:
+            found.problems.append(f"engine {engine.label}: {kept}")
+        elif (lacks := lacks_room_for(cell)) is not None:
             found.warnings.append(f"engine {engine.label}: its cells will say {lacks}")
         elif facts.sizes is None:
             check_places_nothing(cell)

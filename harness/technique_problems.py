@@ -124,7 +124,7 @@ def size_problems(
                 continue
             reasons = [_graph_problem(choices, sizes, device.spec)]
             if device.spec.is_modelled:
-                reasons.append(_too_many_there(choices, own, sizes, device.spec))
+                reasons.append(too_many_there(choices, own, sizes, device.spec))
             yield from (f"engine {engine.label}: {reason}" for reason in reasons if reason is not None)
 
 
@@ -184,7 +184,7 @@ def sizes_there(facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None
     return sizes_of(own_shape(facts.source, facts.config) if name is None else priced_shape(name, facts.config))
 
 
-def _too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device: DeviceSpec) -> str | None:
+def too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device: DeviceSpec) -> str | None:
     """Why experts that stay do not fit in the GPU's memory, or None. own: of the model that runs; the layers of the
     one that is priced take its plans in turn, and so do the experts that lie there."""
     held = sheet_of(device).capacity_bytes("gpu")
@@ -193,10 +193,12 @@ def _too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device
     n = choices.move.gpu_slots * sizes.n_sparse_layers / own.n_sparse_layers
     if n * sizes.expert_bytes <= held:
         return None
-    return (
-        f"gpu_slots = {choices.move.gpu_slots} of {own.n_sparse_layers} layers are {n:.0f} of {sizes.n_sparse_layers},"
-        f" {n * sizes.expert_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds {held / 1e9:.1f}; lower it"
-    )
+    given, are = f"gpu_slots = {choices.move.gpu_slots}", f"{n * sizes.expert_bytes / 1e9:.1f} GB"
+    if own.n_sparse_layers == sizes.n_sparse_layers:
+        told = f"{given} experts are {are}"
+    else:
+        told = f"{given} of {own.n_sparse_layers} layers are {n:.0f} of {sizes.n_sparse_layers}, {are}"
+    return f"{told}, and the GPU of {device.name} holds {held / 1e9:.1f}; lower it"
 
 
 def _graph_problem(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str | None:

@@ -289,3 +289,30 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path) -> None
     changed = joulebench("run", plan, "--out", out, "--resume")
     assert changed.code != 0
     assert "other inputs (config.json of shape own-model sha256" in " ".join(changed.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("technique", "memory", "words"),
+    [
+        # 128 x 48 x 9,437,184 are 58.0 GB.
+        ({"name": "ndp"}, "900TB", "expert_memory 900000000000000 bytes are 900000.0 GB"),
+        ({"name": "ndp", "slots": 128}, None, "slots = 128 in each of 48 layers are 6144 experts, 58.0 GB"),
+        (
+            {"name": "lru", "slots": 128, "unit": "gpu", "backbone": "gpu"},
+            None,
+            "slots = 128 in each of 48 layers are 6144 experts, 58.0 GB",
+        ),
+        ({"name": "fiddler", "gpu_slots": 6144}, None, "gpu_slots = 6144 experts are 58.0 GB"),
+    ],
+)
+def test_what_a_gpu_keeps_fits_into_its_memory(technique: Raw, memory: str | None, words: str) -> None:
+    arm: Raw = {"name": "arm", "technique": technique} | ({} if memory is None else {"expert_memory": memory})
+    (told,) = problems(model=UNIFORM | {"shape": "qwen3-30b-a3b"}, engine=[arm])
+    assert told == f"engine arm: {words}, and the GPU of model:rtx5080-ndp holds 17.2; lower it"
+
+
+def test_narrow_experts_need_less_of_a_gpu() -> None:
+    """48 of 128 experts in 48 layers: 21.7 GB at two bytes a value, and half of it at one."""
+    model, arm = UNIFORM | {"shape": "qwen3-30b-a3b"}, {"name": "arm", "technique": {"name": "ndp", "slots": 48}}
+    assert problems(model=model, engine=[arm])
+    assert checked(model=model, engine=[arm | {"quantise": {"experts": "int8"}}])[0].cells

@@ -66,6 +66,33 @@ def test_experts_kept_on_a_modelled_gpu_are_those_of_the_priced_model(arm: dict[
     assert problems(engine=[arm], device=[PHI]) == [f"engine arm: {words}"]
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        # 32 x 157,286,400 x 4 are 20.1 GB; static has two more that all share.
+        (
+            {"name": "lru", "slots": 4},
+            "slots = 4 in each of 32 layers are 128 experts, 20.1 GB, and the GPU of model:rtx5080-ndp holds 17.2;"
+            " lower it",
+        ),
+        (
+            {"name": "static", "slots": 4},
+            "slots = 4 in each of 32 layers are 130 experts, 20.4 GB, and the GPU of model:rtx5080-ndp holds 17.2;"
+            " lower it",
+        ),
+        ({"name": "lru"}, "the cache has no slots in the GPU's memory; write technique.slots"),
+    ],
+)
+def test_a_cache_in_a_modelled_gpu_has_slots_that_fit_there(given: dict[str, object], words: str) -> None:
+    def on_gpu(**more: object) -> dict[str, object]:
+        return {"name": "arm", "technique": {"unit": "gpu", "backbone": "gpu", **given, **more}}
+
+    assert problems(engine=[on_gpu()], device=[PHI]) == [f"engine arm: {words}"]
+    assert checked(engine=[on_gpu(slots=3)], device=[PHI]).cells
+    (told,) = problems(engine=[on_gpu(slots=None) | {"expert_memory": "6GB"}], device=[PHI])
+    assert "in a GPU's memory takes slots in the place of expert_memory; write technique.slots" in told
+
+
 @pytest.mark.parametrize("arm", [prefetching(slots=3), prefetching("5033164800"), prefetching("17179869184")])
 def test_experts_that_just_fit_there_are_taken(arm: dict[str, object]) -> None:
     assert checked(engine=[arm], device=[PHI]).cells
