@@ -111,7 +111,7 @@ def _print_linted(linted: Linted, folder: Path, csv: Path | None) -> None:
         told = [
             {
                 "rule": name,
-                "findings": n,
+                "found": n,
                 "says": rules[name].says,
                 "source": rules[name].origin,
                 "to do": rules[name].remedy,

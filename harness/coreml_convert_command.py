@@ -11,7 +11,7 @@ import typer
 from harness.coreml_command import print_first, told_ends
 from harness.interrupts import raise_in_command
 from harness.step_bar import StepBar
-from harness.technique_option import TECHNIQUE_HELP, technique_of
+from harness.technique_option import technique_of
 from harness.terminal import (
     EXIT_NOT_WRITTEN,
     AsJson,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Weights = Literal["float16", "int8", "int4"]
 Attention = Literal["both", "stateful", "stateless"]
 LONGEST_AXIS = 1 << 16
+TECHNIQUE_HELP = "As in a plan: npumoe-tg, or '{ name = \"npumoe-tg\", group_size = 8 }'."
 
 
 def convert_model(
@@ -116,7 +117,10 @@ def _conversion(
     problems += in_the_way(facts, asked, profile is not None)
     if problems or digest is None:
         raise ProblemsError(problems)
-    return Conversion(model, asked, learnt, digest)
+    conversion = Conversion(model, asked, learnt, digest)
+    if not conversion.packages:
+        raise EngineError(f"--technique {parameters.technique}: it places nothing on the npu, and so has no graph")
+    return conversion
 
 
 def _package_rows(converted: Converted) -> list[dict[str, Any]]:

@@ -53,6 +53,10 @@ PLACEMENT_REMEDY = (
     "placement.csv says why Core ML did not tell where the experts lie; a joule of the Neural Engine counts only where"
     " it does"
 )
+INTERPRETED_REMEDY = (
+    "the interpreter's answers count, and its times say nothing of a Mac: report.html has the accuracy; run the plan on"
+    ' a Mac with predictor = "macos"'
+)
 DEVICES_NOT_LOOKED_AT = "not looked at: devices and meters; `joulebench doctor` tests them"
 STDERR = 2
 MAX_PROBLEMS = 100
@@ -137,7 +141,7 @@ def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
 def _remedy(marks: tuple[str, ...], max_foreign_cpu_share: float) -> str:
     """What to do where every trial has one of these marks."""
     from harness.runner import took_more
-    from results.cells import CONTENDED
+    from results.cells import CONTENDED, INTERPRETED
     from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 
     if len(marks) > 1:
@@ -146,6 +150,7 @@ def _remedy(marks: tuple[str, ...], max_foreign_cpu_share: float) -> str:
         CONTENDED: CONTENDED_REMEDY.format(took_more=took_more(max_foreign_cpu_share)),
         EXPERTS_NOT_ON_ANE: PLACED_REMEDY,
         PLACEMENT_NOT_TOLD: PLACEMENT_REMEDY,
+        INTERPRETED: INTERPRETED_REMEDY,
     }
     return remedies.get(marks[0], REMEDY)
 

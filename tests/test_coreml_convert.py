@@ -190,6 +190,15 @@ def test_a_folder_of_other_settings_is_refused(whole: tuple[Path, Finished]) -> 
     assert packages(folder) == before
 
 
+def test_a_manifest_that_is_damaged_is_told_with_what_helps(tmp_path: Path) -> None:
+    """The same folder would be refused again."""
+    (tmp_path / "manifest.json").write_text("{")
+    done = convert(tmp_path)
+    assert done.code == 2
+    assert "Invalid JSON" in done.problems[-1]
+    assert done.problems[-1].endswith("convert into another folder")
+
+
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     done = convert(tmp_path)
@@ -215,6 +224,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
         (("--technique", "dropless", "--profile", MODEL), "learns nothing"),
         (("--technique", "lru"), "weights are constants of a graph"),
         (("--technique", "nothing"), "joulebench list techniques"),
+        (("--technique", "dropless"), "it places nothing on the npu"),
         (("--weights", "int4", "--profile", MODEL), "allow it by --int4-known-to-crash"),
     ],
 )

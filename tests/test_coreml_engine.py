@@ -56,6 +56,14 @@ def test_an_interpreted_arm_scores_as_torch_and_is_in_no_mean_of_times(tmp_path:
     assert len(kept) == 1, "graphs are converted once and kept"
 
 
+def test_an_arm_that_predicts_nothing_says_so(tmp_path: Path, state: Path) -> None:
+    arm = {**INTERPRETER, "technique": {"name": "dropless"}, "profile": None}
+    engine = {key: value for key, value in arm.items() if value is not None}
+    (trial,) = trials(tmp_path / "run", model=MODEL, engine=[engine], workload=[BOOLQ], protocol=QUICK)
+    assert trial.status == "ok"
+    assert any("no prediction: nothing lay on the npu" in note for note in trial.notes)
+
+
 def test_graphs_too_short_for_a_workload_are_told_with_what_helps(tmp_path: Path, state: Path) -> None:
     found = trials(
         tmp_path / "run", model=MODEL, engine=[{**INTERPRETER, "context": 128}], workload=[BOOLQ], protocol=QUICK
@@ -94,6 +102,8 @@ def test_without_a_mac_a_line_says_so_beside_other_problems() -> None:
         ({"model_file": "a.gguf"}, "engine[0].model_file: graphs are made of the plan's model"),
         ({"ranks": 2}, "engine[0].ranks: is of joulebench's own engine"),
         ({"packages": "/nowhere"}, "/nowhere/manifest.json: cannot be read"),
+        ({"technique": {"name": "lru"}}, "engine[0].technique: lru: move cache (weights are constants of a graph"),
+        ({"technique": {"name": "oracle"}}, "engine[0].technique: oracle makes no plan that graphs could run"),
     ],
 )
 def test_what_cannot_be_meant_is_told(given: dict[str, Any], said: str) -> None:
@@ -110,6 +120,8 @@ def test_packages_of_another_conversion_are_refused(tmp_path: Path, state: Path)
     engine = {**INTERPRETER, "packages": str(tmp_path / "packages")}
     (said,) = problems(model=MODEL, engine=[engine | {"prefill_chunk": 128, "context": 256}], workload=[BOOLQ])
     assert "converted otherwise than this arm asks (prefill_chunk, context differ)" in said
+    (said,) = problems(model=MODEL, engine=[engine | {"weights": "int8"}], workload=[BOOLQ])
+    assert "(weights differ); convert with the same technique, profile, chunk, context and weights" in said
     (trial,) = trials(tmp_path / "run", model=MODEL, engine=[engine], workload=[BOOLQ], protocol=QUICK)
     assert trial.status == "failed"
     assert "converted otherwise than this arm asks (model_sha256 differ)" in str(trial.failure)

@@ -295,6 +295,15 @@ def test_a_note_fails_nothing(tmp_path: Path) -> None:
     assert done.code == 0
 
 
+def test_a_table_that_counts_notes_does_not_call_them_findings(tmp_path: Path) -> None:
+    write_package(tmp_path / "int8.mlpackage", PAIRS["int8"][0])
+    done = joulebench("coreml", "lint", str(tmp_path))
+    table = done.stdout.split("The rules behind them")[1].split("packages,")[0]
+    assert "found" in table.split()
+    assert "findings" not in table
+    assert "0 findings, 1 notes" in " ".join(done.stdout.split())
+
+
 def test_what_cannot_be_read_ends_with_2_and_a_line_each(tmp_path: Path) -> None:
     whole = write_package(tmp_path / "whole.mlpackage", Made(GOOD, conv))
     shutil.copytree(whole, tmp_path / "cut.mlpackage")

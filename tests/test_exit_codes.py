@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from harness.commands import app
 from harness.run_commands import tell_outcome
 from harness.runner import RunOutcome
+from results.cells import INTERPRETED
 from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.self_tests import SelfTest
 from tests.command import run_python
@@ -45,6 +46,7 @@ def test_a_run_whose_every_trial_was_contended_does_not_end_well(
         ((PLACEMENT_NOT_TOLD,), "placement.csv says why Core ML did not tell where the experts lie"),
         ((EXPERTS_NOT_ON_ANE, "hot"), "report.html says what disturbed them"),
         (("hot",), "report.html says what disturbed them"),
+        ((INTERPRETED,), 'report.html has the accuracy; run the plan on a Mac with predictor = "macos"'),
     ],
 )
 def test_where_no_trial_can_be_used_the_remedy_is_that_of_its_mark(

@@ -77,15 +77,22 @@ def in_the_way(facts: CheckpointFacts, asked: Asked, has_profile: bool) -> list[
         problems.append(
             f"technique {asked.technique.technique} freezes its shapes by a profile; give one: `joulebench calibrate`"
         )
-    if not isinstance(asked.technique, Composed):
-        return [*problems, f"technique {asked.technique.technique} makes no plan that graphs could run; use npumoe"]
-    choices = asked.technique.choices
-    parts = list(unsupported(facts.config, choices.backbone == "npu"))
-    if choices.backbone == "gpu":
+    if isinstance(asked.technique, Composed):
+        parts = unsupported(facts.config, asked.technique.choices.backbone == "npu")
+        problems += [f"{facts.source}: {part}: no graph here computes that" for part in parts]
+    return [*problems, *(f"technique {problem}" for problem in technique_in_the_way(asked.technique))]
+
+
+def technique_in_the_way(technique: TechniqueParameters) -> list[str]:
+    """What of it no graph computes, whatever the model is. Each begins with its name."""
+    if not isinstance(technique, Composed):
+        return [f"{technique.technique} makes no plan that graphs could run; use npumoe"]
+    parts = []
+    if technique.choices.backbone == "gpu":
         parts.append("a backbone on the gpu")
-    if choices.move.moves_weights:
-        parts.append(f"move {choices.move.kind} (weights are constants of a graph, and do not travel)")
-    return [*problems, *(f"{facts.source}: {part}: no graph here computes that" for part in parts)]
+    if (move := technique.choices.move).moves_weights:
+        parts.append(f"move {move.kind} (weights are constants of a graph, and do not travel)")
+    return [f"{technique.technique}: {part}: no graph here computes that" for part in parts]
 
 
 class Conversion:

@@ -108,7 +108,7 @@ class CoremlEngine:
         """How many predictions there were, and where Core ML says that their operations lie."""
         ran, self._model.ran = self._model.ran, Ran()
         if not ran.predictions:
-            return ()
+            return ("no prediction: nothing lay on the npu, and all was computed as in joulebench's own engine",)
         found = [f"{ran.predictions} predictions of {len(ran.used)} graphs by {self._predictor.name}"]
         if ran.filled_rows:
             found.append(f"{ran.filled_rows} rows of zeros beyond the plan's, in graphs larger than their call")

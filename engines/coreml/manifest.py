@@ -105,4 +105,4 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise EngineError(f"{path}: {where}: {first['msg']}; convert again with this joulebench") from error
+        raise EngineError(f"{path}: {where}: {first['msg']}; convert into another folder") from error

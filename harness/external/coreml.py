@@ -52,8 +52,8 @@ class CoremlSpec(ExternalSpec):
     context: int = Field(2048, ge=32, le=1 << 16)
     """Positions that attention's graphs hold: the most of a prompt and its answer."""
     packages: str | None = Field(None, min_length=1)
-    """Folder of `joulebench coreml convert`, with the same technique, profile, chunk and context. Where it is not given
-    the graphs are converted before the first window, and kept."""
+    """Folder of `joulebench coreml convert`, with the same technique, profile, chunk, context and weights. Where it is
+    not given the graphs are converted before the first window, and kept."""
     predictor: Literal["macos", "interpreter"] = "macos"
     """interpreter: numpy, in the place of Core ML. Its trials are marked, and in no mean of times or joules."""
     arithmetic: Literal["float16", "float32"] = "float16"
@@ -79,6 +79,9 @@ class CoremlSpec(ExternalSpec):
                 f"profile: {self.technique.technique} freezes the graphs' shapes by one; add the line, with a folder of"
                 " `joulebench calibrate`"
             )
+        from engines.coreml.conversion import technique_in_the_way
+
+        yield from (f"technique: {problem}" for problem in technique_in_the_way(self.technique))
 
     @classmethod
     def look(cls, environments: Sequence[Path] = ()) -> Found:
@@ -125,7 +128,7 @@ class CoremlSpec(ExternalSpec):
     def _otherwise(self, differing: Sequence[str]) -> str:
         return (
             f"packages {self.packages}: converted otherwise than this arm asks ({', '.join(differing)} differ); convert"
-            " with the same technique, profile, chunk and context, or leave packages out"
+            " with the same technique, profile, chunk, context and weights, or leave packages out"
         )
 
     def _lost(self, paths: Sequence[str], how: str) -> str:
