@@ -102,7 +102,7 @@ class RunParts:
         self._shared = kept.Kept()
         """By the workloads: a plan that sweeps a seed reads its data once."""
         self._devices: dict[str, Device] = {}
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[tuple[object, ...], Engine] = {}
         self._profiles: dict[str, Profile | EngineError] = {}
         self._kept = KeptDistributions()
         self._arm_scores: dict[str, ArmScores] = {}
@@ -261,8 +261,10 @@ class RunParts:
         return facts.tokenizer, facts.config.max_length
 
     def _engine(self, plan: CellPlan, device: Device) -> Engine:
-        """One a cell: calibration belongs to a workload, and counters to a device."""
-        if plan.cell.cell_id not in self._engines:
+        """One a cell, for calibration belongs to a workload, and counters to a device; but one for all workloads of an
+        arm that holds slots or processes and learns nothing of them: each window begins with its `reset`."""
+        key = _engine_key(plan)
+        if key not in self._engines:
             engine: Engine
             if isinstance(plan.model, PlayedModelSpec):
                 assert isinstance(device, ModelDevice)  # `preflight` refuses others
@@ -290,8 +292,8 @@ class RunParts:
                 reference = self._reference_engine(plan, sizes, costs)
                 backbone, own = plan.own_engine.technique.backbone, own_sizes(config)
                 engine = ModelledEngine(reference, device.timeline, backbone, shape, own)
-            self._engines[plan.cell.cell_id] = engine
-        return self._engines[plan.cell.cell_id]
+            self._engines[key] = engine
+        return self._engines[key]
 
     def _parallel_engine(self, plan: CellPlan) -> ParallelEngine:
         spec, technique = plan.own_engine, plan.own_engine.technique
@@ -374,6 +376,16 @@ class RunParts:
             device.close()
         self._devices.clear()
         self._kept.close()
+
+
+def _engine_key(plan: CellPlan) -> tuple[object, ...]:
+    """Cells that have the same one share an engine. A budget of memory is an arm's, however many workloads it has."""
+    if isinstance(plan.model, PlayedModelSpec) or isinstance(plan.engine, ExternalSpec) or plan.device.is_modelled:
+        return (plan.cell.cell_id,)
+    own = plan.own_engine
+    holds = own.ranks is not None or experts_in_file(own)
+    learns = own.technique.wanted_prompts > 0 and own.profile is None
+    return (plan.cell.engine, plan.model, plan.cell.device) if holds and not learns else (plan.cell.cell_id,)
 
 
 def threads_of_rank(engine: EngineSpec) -> int | None:
