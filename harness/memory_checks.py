@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import psutil
@@ -10,6 +12,7 @@ import psutil
 from engines.errors import EngineError, FewSlotsError
 from engines.expert_memory import ExpertMemory, fills_buffers
 from engines.model.checkpoints import CheckpointFacts
+from engines.pricing.shapes import own_shape, quantised
 from engines.sizes import own_sizes
 from engines.techniques.context import ModelSizes
 from engines.techniques.move.caches import CacheParameters
@@ -182,13 +185,58 @@ def slot_problems(
     except EngineError as error:
         yield f"engine {engine.label}:{given} {_with_bytes(error, loading.slot_bytes)}"
         return
-    here = any(device.computes == "cpu" and mismatch(engine.spec, device) is None for device in devices)
     there = psutil.virtual_memory().total
-    if here and n_bytes > there:
+    if _is_here(engine.spec, devices) and n_bytes > there:
         yield (
             f"engine {engine.label}:{given} {loading.n_held} experts take {_size(n_bytes)}, and this machine has"
             f" {_size(there)} of memory; give fewer"
         )
+
+
+def _is_here(engine: EngineSpec, devices: Sequence[DeviceSpec]) -> bool:
+    """Whether it computes in this machine's memory."""
+    return any(device.computes == "cpu" and mismatch(engine, device) is None for device in devices)
+
+
+def together_warning(
+    engines: Sequence[Part[EngineSpec]], model: ModelSpec, devices: Sequence[DeviceSpec], facts: CheckpointFacts
+) -> str | None:
+    """Of arms whose slots and buffers fit one by one, and not all at once: a run keeps them to its end."""
+    taken: dict[str, int] = {}
+    for engine in engines:
+        loading = _loading(engine, model, facts) if _is_here(engine.spec, devices) else None
+        if loading is not None and not loading.is_given_twice:
+            with contextlib.suppress(EngineError):  # told of the engine
+                taken[engine.label] = loading.n_held * loading.slot_bytes
+    there, in_all = psutil.virtual_memory().total, sum(taken.values())
+    if in_all <= there or any(n_bytes > there for n_bytes in taken.values()):
+        return None
+    return (
+        f"engines {', '.join(taken)}: their experts together take {_size(in_all)}, and this machine has {_size(there)}"
+        " of memory; all arms of a run keep them to its end: give each less, or run them one by one"
+    )
+
+
+def weights_warning(
+    engine: Part[EngineSpec], model: ModelSpec, devices: Sequence[DeviceSpec], facts: CheckpointFacts
+) -> str | None:
+    """Of a model that is larger than this machine's memory, in an arm that holds it whole."""
+    if expert_memory(engine.spec, model).loads(engine.spec.technique) or not _is_here(engine.spec, devices):
+        return None
+    try:
+        shape = replace(own_shape(facts.source, facts.config), bytes_per_value=4 if model.dtype == "float32" else 2)
+        shape = quantised(shape, engine.spec.quantise)
+        n_bytes = int(shape.routed_bytes + shape.others_bytes)
+    except EngineError:
+        return None  # its layers are not known
+    there = psutil.virtual_memory().total
+    if n_bytes <= there:
+        return None
+    return (
+        f"engine {engine.label}: its weights take {_size(n_bytes)}, and this machine has {_size(there)} of memory: the"
+        " system ends the run, or reads them from the disk again and again; narrow them (quantise), or take a cache"
+        " of experts (lru)"
+    )
 
 
 def unlimited_warning(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> str | None:

@@ -33,8 +33,10 @@ from harness.memory_checks import (
     moving_problems,
     rate_warning,
     slot_problems,
+    together_warning,
     unlimited_warning,
     untried_warning,
+    weights_warning,
 )
 from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Draft, Plan, PlanError
@@ -105,6 +107,8 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
                 if model.source == found.source:
                     problems += slot_problems(engine, model, devices, found)
                     warnings += [rate_warning(engine, model, found), unlimited_warning(engine, model, found)]
+                    warnings.append(weights_warning(engine, model, devices, found))
+        warnings += [together_warning(engines, m, devices, found) for m in computed if m.source == found.source]
         for device in devices:
             problems += _pricing_problems(device, found)
         techniques = _calibrated(engines)

@@ -25,6 +25,7 @@ from engines.techniques.presets import preset_parameters
 from results.records import EngineCounters, Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
+from tests.plans import DROPLESS
 from tests.test_preflight import checked, problems
 
 pytestmark = pytest.mark.numbers
@@ -330,3 +331,31 @@ def test_what_this_machine_cannot_hold_is_refused(
     (found,) = problems(engine=[engine])
     size = f"{taken / 1e6:.3g} MB"
     assert f" {n_experts} experts take {size}, and this machine has {size} of memory; give fewer" in found
+
+
+def warnings_of(engines: list[dict[str, Any]], total: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    return tuple(checked(engine=engines).warnings)
+
+
+def test_arms_that_only_together_take_more_than_this_machine_has_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 slots in each of 4 layers, and buffers for 10 experts each."""
+    arms = [arm("lru", parameters={"slots": 5}), arm("on-demand", expert_memory="6MB")]
+    taken = 40 * slot_bytes(192, 128, "fp32")
+    assert not warnings_of(arms, taken, monkeypatch)
+    (found,) = warnings_of(arms, taken - 1, monkeypatch)
+    assert (
+        ": their experts together take 11.8 MB, and this machine has 11.8 MB of memory; all arms of a run keep" in found
+    )
+
+
+def test_a_model_that_is_larger_than_this_machine_is_told_of_arms_that_hold_it_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 5,716,160 values of the bundled model its norms, 4 x (2 x 192 + 2 x 64) + 192, are not counted."""
+    n_bytes = 4 * (5_716_160 - 2_240)
+    whole, cached = DROPLESS, arm("lru", parameters={"slots": 5})
+    assert not warnings_of([whole], n_bytes, monkeypatch)
+    (found,) = warnings_of([whole, cached], n_bytes - 1, monkeypatch)
+    assert found.startswith("engine dropless: its weights take 22.9 MB, and this machine has 22.9 MB of memory: the")
+    assert not warnings_of([whole | {"quantise": {"experts": "int8"}}], n_bytes - 1, monkeypatch)
