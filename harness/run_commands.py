@@ -54,8 +54,8 @@ PLACEMENT_REMEDY = (
     " it does"
 )
 INTERPRETED_REMEDY = (
-    "the interpreter's answers count, and its times say nothing of a Mac: report.html has the accuracy; run the plan on"
-    ' a Mac with predictor = "macos"'
+    "the interpreter's answers count where they are scored, and its times say nothing of a Mac; for these run the plan"
+    ' on a Mac with predictor = "macos"'
 )
 DEVICES_NOT_LOOKED_AT = "not looked at: devices and meters; `joulebench doctor` tests them"
 STDERR = 2

@@ -190,6 +190,20 @@ def test_a_folder_of_other_settings_is_refused(whole: tuple[Path, Finished]) -> 
     assert packages(folder) == before
 
 
+def test_a_model_that_was_moved_is_the_same_model(whole: tuple[Path, Finished], tmp_path: Path) -> None:
+    out = tmp_path / "m"
+    shutil.copytree(whole[0], out)
+    (out / "manifest.json").rename(out / "conversion.json")
+    shutil.rmtree(out / "layer-003/experts-0.mlpackage")
+    before = packages(out)
+    done = convert(out, *SETTINGS, model=str(copy_bundled(tmp_path / "elsewhere")))
+    assert done.code == 0, done.stderr
+    after = packages(out)
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"layer-003/experts-0.mlpackage/Data/com.apple.CoreML/weights/weight.bin"}
+    assert read_manifest(out).model == str(tmp_path / "elsewhere")
+
+
 def test_a_manifest_that_is_damaged_is_told_with_what_helps(tmp_path: Path) -> None:
     """The same folder would be refused again."""
     (tmp_path / "manifest.json").write_text("{")

@@ -103,6 +103,10 @@ def test_without_a_mac_a_line_says_so_beside_other_problems() -> None:
         ({"ranks": 2}, "engine[0].ranks: is of joulebench's own engine"),
         ({"packages": "/nowhere"}, "/nowhere/manifest.json: cannot be read"),
         ({"technique": {"name": "lru"}}, "engine[0].technique: lru: move cache (weights are constants of a graph"),
+        (
+            {"technique": {"name": "expert-parallel"}},
+            "engine[0].technique: expert-parallel: experts on ranks: no graph",
+        ),
         ({"technique": {"name": "oracle"}}, "engine[0].technique: oracle makes no plan that graphs could run"),
     ],
 )

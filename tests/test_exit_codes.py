@@ -46,7 +46,10 @@ def test_a_run_whose_every_trial_was_contended_does_not_end_well(
         ((PLACEMENT_NOT_TOLD,), "placement.csv says why Core ML did not tell where the experts lie"),
         ((EXPERTS_NOT_ON_ANE, "hot"), "report.html says what disturbed them"),
         (("hot",), "report.html says what disturbed them"),
-        ((INTERPRETED,), 'report.html has the accuracy; run the plan on a Mac with predictor = "macos"'),
+        (
+            (INTERPRETED,),
+            'times say nothing of a Mac; for these run the plan on a Mac with predictor = "macos"',
+        ),
     ],
 )
 def test_where_no_trial_can_be_used_the_remedy_is_that_of_its_mark(

@@ -36,6 +36,7 @@ from engines.sizes import own_sizes
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.context import BuildContext
 from engines.techniques.parameters import Composed
+from engines.techniques.place.ranks import RanksParameters
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def technique_in_the_way(technique: TechniqueParameters) -> list[str]:
     if not isinstance(technique, Composed):
         return [f"{technique.technique} makes no plan that graphs could run; use npumoe"]
     parts = []
+    if isinstance(technique.choices.place, RanksParameters):
+        parts.append("experts on ranks")
     if technique.choices.backbone == "gpu":
         parts.append("a backbone on the gpu")
     if (move := technique.choices.move).moves_weights:
@@ -142,10 +145,16 @@ class Conversion:
         return self.manifest.packages
 
     def begin(self, folder: Path) -> None:
-        """Readies a folder, or goes on with one. Raises `EngineError` where it holds another conversion, `OSError`."""
+        """Readies a folder, or goes on with one: the model's name may be another, its bytes not.
+
+        Raises `EngineError` where it holds another conversion, `OSError`.
+        """
+        named = [name for name in Manifest.model_fields if name != "model"]
         for name in (MANIFEST, PLANNED):
-            if (folder / name).is_file() and (found := read_manifest(folder, name)) != self.manifest:
-                differing = [n for n in Manifest.model_fields if getattr(found, n) != getattr(self.manifest, n)]
+            if not (folder / name).is_file():
+                continue
+            found = read_manifest(folder, name)
+            if differing := [n for n in named if getattr(found, n) != getattr(self.manifest, n)]:
                 raise EngineError(
                     f"{folder}: holds another conversion ({', '.join(differing)} differ); give another folder"
                 )
