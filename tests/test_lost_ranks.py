@@ -127,15 +127,19 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_rank_outlives_its_parent(how: signal.Signals, tmp_path: Path) -> None:
-    script = tmp_path / "orphans.py"
+    script, folder = tmp_path / "orphans.py", tmp_path / "folder"
     script.write_text(ORPHANS)
+    folder.mkdir()
     with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
-    ) as parent:
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment() | {"TMPDIR": str(folder)},
+    ) as parent:  # fmt: skip
         assert parent.stdout is not None
         ranks = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(ranks) == 2
         assert all(map(is_alive, ranks))
+        assert list(folder.glob("joulebench-ranks-*"))
         parent.send_signal(how)
         parent.wait(20)
     assert gone(ranks)
+    assert not list(folder.glob("joulebench-ranks-*"))

@@ -7,6 +7,7 @@ whatever way, so does it.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -29,19 +30,25 @@ from engines.techniques.over_ranks import OverRanks
 PEER_LOST = 3
 """Exit status of a rank that ends because another is gone."""
 WATCH_S = 0.5
+GONE_LOOKS, GONE_LOOK_S = 20, 0.01
 PHASES: tuple[ChunkPhase, ...] = ("prefill", "decode")
 
 
 def main(descriptor: int) -> int:
     # Ctrl-C goes to the whole group of processes; the first rank takes it, and ends the others when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    parent, folders = os.getppid(), list[str]()
+    threading.Thread(target=_end_with, args=(parent, folders), daemon=True).start()
     channel = Channel(socket.socket(fileno=descriptor))
     try:
         settled = channel.receive_json()
+        folders.append(os.path.dirname(settled["settings"]["store_file"]))
     except LostError:
         return PEER_LOST
-    return attend(channel, settled)
+    status = attend(channel, settled)
+    if status == PEER_LOST and _is_gone(parent):
+        _remove(folders)
+    return status
 
 
 def attend(channel: Channel, settled: dict[str, Any]) -> int:
@@ -95,11 +102,27 @@ def _serve(channel: Channel, model: RankTransformer, technique: OverRanks) -> No
             model.links.sent_bytes = dict.fromkeys(model.links.sent_bytes, 0)
 
 
-def _end_with(parent: int) -> None:
-    """The whole process, whatever it waits for."""
+def _end_with(parent: int, folders: list[str]) -> None:
+    """The whole process, whatever it waits for. folders: of the ranks, which nobody else removes then."""
     while os.getppid() == parent:
         time.sleep(WATCH_S)
+    _remove(folders)
     os._exit(PEER_LOST)
+
+
+def _is_gone(parent: int) -> bool:
+    """A process that ends closes its sockets a moment before its children are another's."""
+    for _ in range(GONE_LOOKS):
+        if os.getppid() != parent:
+            return True
+        time.sleep(GONE_LOOK_S)
+    return False
+
+
+def _remove(folders: list[str]) -> None:
+    """All ranks may try at once."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
