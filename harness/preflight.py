@@ -19,6 +19,7 @@ from engines.model.wanted_tensors import check_quantisation
 from engines.prediction import why_not
 from engines.pricing.shapes import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile, profile_folder
+from engines.techniques.base import TechniqueParameters
 from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
@@ -26,6 +27,7 @@ from harness.combinations import mismatch
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
 from harness.external.catalog import EXTERNAL
+from harness.external.coreml import CoremlSpec
 from harness.external_parts import external_problems, noted
 from harness.matrix import CellPlan, Part, external_engines, own_engines
 from harness.memory_checks import (
@@ -111,6 +113,9 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         warnings += [together_warning(engines, m, devices, found) for m in computed if m.source == found.source]
         for device in devices:
             problems += _pricing_problems(device, found)
+        for other in others:
+            if isinstance(other.spec, CoremlSpec):
+                problems += _problems_with_graphs(other.label, other.spec, found, run_parts)
         techniques = _calibrated(engines)
         problems += _all_workload_problems(named.workloads, found, techniques, run_parts, empty)
     found_of_played = played_problems(named, run_parts)
@@ -241,10 +246,24 @@ def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_p
         except EngineError as error:
             yield f"engine {engine.label}: {error}"
     if engine.spec.profile is not None and technique.wanted_prompts and facts.config.moe is not None:
-        reason = run_parts.profile_mismatch(engine.spec.profile, facts)
-        reason = reason or run_parts.profile_lacks(engine.spec.profile, technique.learns)
-        if reason:
-            yield f"engine {engine.label}: {reason}"
+        yield from _profile_problems(engine.label, engine.spec.profile, technique, facts, run_parts)
+
+
+def _problems_with_graphs(label: str, spec: CoremlSpec, facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
+    from engines.coreml.conversion import model_in_the_way
+
+    in_the_way = model_in_the_way(facts, spec.technique)
+    yield from (f"engine {label}: {problem}" for problem in in_the_way)
+    if spec.profile is not None and spec.technique.wanted_prompts and not in_the_way:
+        yield from _profile_problems(label, spec.profile, spec.technique, facts, run_parts)
+
+
+def _profile_problems(
+    label: str, profile: str, technique: TechniqueParameters, facts: CheckpointFacts, run_parts: RunParts
+) -> Iterator[str]:
+    reason = run_parts.profile_mismatch(profile, facts) or run_parts.profile_lacks(profile, technique.learns)
+    if reason:
+        yield f"engine {label}: {reason}"
 
 
 def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[str]:

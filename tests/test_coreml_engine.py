@@ -16,6 +16,7 @@ from harness.coreml_convert import convert_all
 from harness.profiles import model_digests
 from results.cells import INTERPRETED
 from tests.coreml import BUNDLED, NO_DIGEST, bundled_profile
+from tests.fakes.random_models import copy_bundled, copy_tokenizer, write_random_model
 from tests.profiles import problems, trials
 
 pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")
@@ -107,6 +108,8 @@ def test_without_a_mac_a_line_says_so_beside_other_problems() -> None:
             {"technique": {"name": "expert-parallel"}},
             "engine[0].technique: expert-parallel: experts on ranks: no graph",
         ),
+        ({"profile": "/nowhere"}, "engine ane: profile /nowhere: no profile.json there"),
+        ({"technique": {"name": "anemll"}}, "engine[0].profile: technique anemll learns nothing offline"),
         ({"technique": {"name": "oracle"}}, "engine[0].technique: oracle makes no plan that graphs could run"),
     ],
 )
@@ -114,6 +117,20 @@ def test_what_cannot_be_meant_is_told(given: dict[str, Any], said: str) -> None:
     raw = {key: value for key, value in {**INTERPRETER, **given}.items() if value is not None}
     found = problems(model=MODEL, engine=[raw], workload=[BOOLQ])
     assert any(said in problem for problem in found), found
+
+
+def test_a_model_and_a_profile_that_do_not_fit_are_told_before_anything_runs(tmp_path: Path) -> None:
+    """A dense model, and one whose experts were not those that were counted."""
+    write_random_model(tmp_path / "dense", "qwen2")
+    copy_tokenizer(tmp_path / "dense")
+    (said,) = problems(model={**MODEL, "source": str(tmp_path / "dense")}, engine=[INTERPRETER], workload=[BOOLQ])
+    assert said.startswith(f"engine ane: {tmp_path}/dense: no experts (a dense model): no graph here computes that")
+    model = copy_bundled(tmp_path / "other")
+    held = bytearray((model / "model.safetensors").read_bytes())
+    held[-1] ^= 1
+    (model / "model.safetensors").write_bytes(held)
+    (said,) = problems(model={**MODEL, "source": str(model)}, engine=[INTERPRETER], workload=[BOOLQ])
+    assert said.startswith(f"engine ane: profile {BUNDLED}: it was counted with another model")
 
 
 def test_packages_of_another_conversion_are_refused(tmp_path: Path, state: Path) -> None:

@@ -78,10 +78,16 @@ def in_the_way(facts: CheckpointFacts, asked: Asked, has_profile: bool) -> list[
         problems.append(
             f"technique {asked.technique.technique} freezes its shapes by a profile; give one: `joulebench calibrate`"
         )
-    if isinstance(asked.technique, Composed):
-        parts = unsupported(facts.config, asked.technique.choices.backbone == "npu")
-        problems += [f"{facts.source}: {part}: no graph here computes that" for part in parts]
+    problems += model_in_the_way(facts, asked.technique)
     return [*problems, *(f"technique {problem}" for problem in technique_in_the_way(asked.technique))]
+
+
+def model_in_the_way(facts: CheckpointFacts, technique: TechniqueParameters) -> list[str]:
+    """What of it no graph of this technique computes."""
+    if not isinstance(technique, Composed):
+        return []
+    parts = unsupported(facts.config, technique.choices.backbone == "npu")
+    return [f"{facts.source}: {part}: no graph here computes that" for part in parts]
 
 
 def technique_in_the_way(technique: TechniqueParameters) -> list[str]:

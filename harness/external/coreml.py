@@ -79,6 +79,8 @@ class CoremlSpec(ExternalSpec):
                 f"profile: {self.technique.technique} freezes the graphs' shapes by one; add the line, with a folder of"
                 " `joulebench calibrate`"
             )
+        if self.profile is not None and not self.technique.wanted_prompts:
+            yield f"profile: technique {self.technique.technique} learns nothing offline; remove profile"
         from engines.coreml.conversion import technique_in_the_way
 
         yield from (f"technique: {problem}" for problem in technique_in_the_way(self.technique))
