@@ -49,7 +49,8 @@ def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], unit
         ways = dict.fromkeys((r["method"], r["meter"]) for r in per_token if r["method"] != "missing")
         for method, meter in ways:
             own = [r for r in per_token if (r["method"], r["meter"]) == (method, meter)]
-            found.append(_energy(f"{panel}: energy {method}, {meter}", own, per_token, arms, units))
+            how = method if meter == method else f"{method}, {meter}"
+            found.append(_energy(f"{panel}: energy {how}", own, per_token, arms, units))
     return found
 
 
