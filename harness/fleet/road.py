@@ -107,16 +107,19 @@ class DaskRoad:
         self._reach(BEGINS_WITHIN_S)
 
     def _reach(self, within_s: float) -> None:
-        """A scheduler that runs, and a client of it. Raises `FleetError`."""
-        until_s = time.monotonic() + within_s
+        """A scheduler that runs, and a client of it. within_s: until it listens; one that did and is lost before it
+        answers is started again for longer. Raises `FleetError`."""
+        begin_s = time.monotonic()
         while True:
+            listens = False
             try:
                 if self._scheduler is None or self._scheduler.poll() is not None:
                     self._start_scheduler()
+                listens = True
                 self._connect()
                 return
             except FleetError:
-                if time.monotonic() > until_s:
+                if time.monotonic() > begin_s + (STARTS_WITHIN_S if listens else within_s):
                     raise
                 time.sleep(TRY_EVERY_S)
 
