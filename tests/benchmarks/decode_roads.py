@@ -244,8 +244,10 @@ those of {OLMOE}, each layer's experts are one call (*layer by layer*).
 
 A cache decodes on the same roads: the step stops only where an expert must be brought, and plans are made when the
 request has ended. Where all are hits it is to lose no more than 3 % against all experts in memory, which is what
-dropless has. On the AMD processor it loses 1.8 % at most on the bundled model, and on the large one nothing. On the
-Intel processor, in an older run, it loses 3.5 to 4.5 % on the bundled model, about 20 us of a token.
+dropless has. On the bundled model it loses 2.5 to 4.7 % on the AMD processor, 4 to 8 us of a token, so three of these
+four rows miss; on the large one nothing beyond chance. Earlier that day it lost 1.8 %, 4 us, at most: dropless took 236
+us for a token then and takes 163 now, and caches gained less. On the Intel processor, in an older run, it loses 3.5 to
+4.5 %.
 
 "Each layer planned first" (*plan by plan*) is what the same calls take where Python makes the plan before the layer is
 computed, as it does for an observer of layers; it holds a norm of each layer's attention output besides.
@@ -254,10 +256,9 @@ A prediction is made between router and experts, from the state of that layer. W
 that are only counted, it is part of the step, which stays one call (*fused*). It is to lose no more than 5 % too:
 "guessed" by the next router from this layer's own input (s) or from the quasi-hidden state (q), or by the estimator
 of the bundled model's profile. A guess that is executed may lead to other tokens. On the AMD processor routers lose 4
-to 6 % on the bundled model, where two of their three rows miss the target by at most 1.2 points, and 1 % on the larger
-one. The estimator loses 11 % on the bundled model and misses its target: its three guesses read 0.68 MB of weights,
-beside 6.3 MB that the model reads for a token. These rows are from before its SiLU and its norm were computed by
-registers.
+to 7 % on the bundled model, where two of their three rows miss the target, and 1 to 3 % on the larger one. The
+estimator loses 9 % on the bundled model and misses its target: its three guesses read 0.68 MB of weights, beside 6.3 MB
+that the model reads for a token.
 
 Where the kernels do not know the layers whole (*plan by plan*), as where each layer is planned first, torch guesses
 on the state of each layer, and times of one token hold the making of that guess and of the plan. So did all guesses
