@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from engines.road import build
 from tests.benchmarks.decode_roads import BUNDLED as BUNDLED_NAME
 from tests.benchmarks.decode_roads import arms_of, loader, rate, ratio_of_turns, readied, request
-from tests.benchmarks.engine_speed import FORMS, PROMPTS, conditions, not_taken
+from tests.benchmarks.engine_speed import FORMS, PROMPTS, conditions, instructions_here, not_taken, unheld
 from tests.benchmarks.limits import DensePrefill, Limits, best, rate_of
 from tests.benchmarks.llama_cpp import Form, LlamaBench, stored_form
 from tests.benchmarks.loading import LoadFailedError, layers_of, load, resident_bytes, write_checkpoint
@@ -23,6 +24,7 @@ from tests.benchmarks.measurement import (
     merged,
     page,
     read_json,
+    was_quiet,
     write_page,
 )
 from tests.benchmarks.race_models import (
@@ -40,7 +42,7 @@ MOE, DENSE, _ = MODELS
 
 
 def row(
-    conditions: str, ours: float = 1.0, command: str = "python -m tests.benchmarks.x", **more: float
+    conditions: str, ours: float = 1.0, command: str = "python -m tests.benchmarks.x", **more: float | None
 ) -> Measurement:
     return Measurement(
         metric="decode",
@@ -136,6 +138,31 @@ def test_a_disturbed_figure_is_told_without_a_ratio() -> None:
 def test_a_part_replaces_all_rows_of_its_conditions_and_no_others() -> None:
     kept = [row("a", 1.0), row("a", 2.0), row("b", 3.0)]
     assert [(m.conditions, m.ours) for m in merged(kept, [row("a", 9.0)])] == [("b", 3.0), ("a", 9.0)]
+
+
+def test_a_disturbed_race_does_not_replace_quiet_rows() -> None:
+    quiet, disturbed = row("a", peer=2.0, ratio=0.5), row("a", peer=2.0, ratio=None)
+    assert was_quiet([quiet, row("b")], [disturbed])
+    assert not was_quiet([quiet], [quiet])
+    assert not was_quiet([quiet, disturbed], [disturbed])
+    assert not was_quiet([row("b", peer=2.0, ratio=0.5)], [disturbed])
+
+
+@pytest.mark.parametrize(
+    ("built_for", "has_more", "label"),
+    [("AVX2", True, "AVX2 held"), ("AVX2", False, "AVX2"), ("AVX-512", True, "AVX-512"), (None, True, "torch alone")],
+)
+def test_a_row_says_that_its_kernels_were_held_to_less_than_the_processor_has(
+    monkeypatch: pytest.MonkeyPatch, built_for: str | None, has_more: bool, label: str
+) -> None:
+    monkeypatch.setattr("tests.benchmarks.engine_speed.loaded", lambda: SimpleNamespace(instruction_set=built_for))
+    monkeypatch.setattr("tests.benchmarks.engine_speed.has", lambda instruction_set: has_more)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS", raising=False)
+    assert instructions_here() == label
+    lacking = ["ONEDNN_MAX_CPU_ISA=AVX2", "MKL_ENABLE_INSTRUCTIONS=AVX2"] if label == "AVX2 held" else []
+    assert unheld() == lacking
 
 
 def test_the_command_names_the_arguments_so_that_a_shell_takes_them() -> None:

@@ -6,6 +6,11 @@ llama.cpp takes part where LLAMA_BENCH names its llama-bench and the package ggu
 turns; a turn during which other processes took more than a tenth of the machine is repeated. A part of the race
 replaces its own rows of docs/measurements/engine-speed.json and leaves the others. RACE_MODELS names a folder
 where models are kept from one part to the next.
+
+A processor with AVX-512 can run the race of those without it. Everybody is held to AVX2 then: our kernels by
+JOULEBENCH_KERNEL_FLAGS=-march=x86-64-v3, torch and its libraries by ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+MKL_ENABLE_INSTRUCTIONS=AVX2, and llama.cpp by a build of its own (-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON
+-DGGML_F16C=ON). Such rows say "AVX2 held".
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from pathlib import Path
 
 import torch
 
+from engines.kernels import native
+from engines.kernels.compile import has
 from engines.kernels.library import loaded
 from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import AS_THE_MODEL, Arithmetic, Quantisation
@@ -30,7 +37,7 @@ from results.records import Request
 from tests.benchmarks import llama_cpp
 from tests.benchmarks.limits import DensePrefill, Limits, gemm_ways
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
-from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.measurement import Measurement, beside, merged, read_json, was_quiet, write_page
 from tests.benchmarks.race_models import (
     MODELS,
     VOCABULARY,
@@ -51,6 +58,9 @@ TRIAL_PROMPT = 512
 WARM_UP_PROMPT = 1024
 LIMIT_SHARE = {"prefill": 0.85, "decode": 0.8}
 """Of the machine's limit, that this engine is to reach."""
+HELD = "held"
+"""Behind the instruction set of a row whose processor has more."""
+HELD_BY = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 DENSE = next(name for name in MODELS if not is_sparse(name))
 LLAMA_ARITHMETIC: dict[llama_cpp.Form, Arithmetic] = {
     "f32": "fp32",
@@ -83,12 +93,13 @@ INT8 = Quantisation(experts="int8", dense="int8", attention="int8", head="int8")
 INT4 = Quantisation(experts="int4-g32", dense="int4-g32", attention="int4-g32", head="int8")
 BF16 = Quantisation(experts="bf16", dense="bf16", attention="bf16", head="bf16", arithmetic="bf16")
 BY_INT8: dict[str, Arithmetic] = {"arithmetic": "int8"}
+BF16_FORM = "bf16 by bf16"
 
 FORMS = {
     "f32": Form(torch.float32, 32, "f32"),
     "bf16": Form(torch.bfloat16, 16, "f16"),
     "f16": Form(torch.float16, 16, "f16"),
-    "bf16 by bf16": Form(torch.float32, 16, "bf16", BF16),
+    BF16_FORM: Form(torch.float32, 16, "bf16", BF16),
     "int8": Form(torch.float32, 8, "q8_0", INT8),
     "int8 by int8": Form(torch.float32, 8, "q8_0", INT8.model_copy(update=BY_INT8)),
     "int4": Form(torch.float32, 4.5, "q4_0", INT4),
@@ -252,7 +263,17 @@ def conditions(name: str, form: str, n_prompt: int, instructions: str) -> str:
 
 
 def instructions_here() -> str:
-    return loaded().instruction_set or "torch alone"
+    built_for = loaded().instruction_set
+    if built_for is None:
+        return "torch alone"
+    return f"{built_for} {HELD}" if built_for != "AVX-512" and has("AVX-512") else built_for
+
+
+def unheld() -> list[str]:
+    """The settings that the rest of this process lacks where our kernels are held to less than the processor has."""
+    if not instructions_here().endswith(HELD):
+        return []
+    return [f"{name}={value}" for name, value in HELD_BY.items() if os.environ.get(name) != value]
 
 
 def rows(
@@ -314,7 +335,8 @@ def remarks(found: Sequence[Measurement]) -> str:
         '8 bits, in rows "by bf16" with inputs rounded to bf16. llama.cpp: llama-bench -ub 1024, '
         "keys and values in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a q4_0 file in q8_0. It "
         "multiplies q8_0 and q4_0 with activations rounded to 8 bits. Each row names the instruction set that our "
-        "kernels were built for; llama.cpp was built on the same machine, so with its own.\n\n"
+        "kernels were built for; llama.cpp was built on the same machine, so with its own. *AVX2 held*: a processor "
+        "with AVX-512 on which our kernels, torch's libraries and llama.cpp's build had AVX2 alone.\n\n"
         "The limit of prefill is the work of the matrices and of causal attention at the rate of the fastest large "
         "product of the same arithmetic, which the row names. Taken in each turn: torch's, oneDNN's, that of our own "
         "kernels and, where it multiplies so, llama.cpp's prefill of the dense model, attention and all. Rows of "
@@ -332,6 +354,8 @@ def not_taken(found: Sequence[Measurement]) -> str:
     for instructions in sorted({place(m)[0] for m in found}):
         for name in MODELS:
             for form in FORMS:
+                if form == BF16_FORM and instructions.startswith("AVX2"):
+                    continue  # which has no product of two bf16
                 prompts = [n for n in PROMPTS if conditions(name, form, n, instructions) not in taken]
                 if prompts:
                     which = f", prompt {', '.join(map(str, prompts))}" if len(prompts) < len(PROMPTS) else ""
@@ -348,6 +372,11 @@ def main() -> None:
     parser.add_argument("--write-only", action="store_true", help="write the models, and race another time")
     arguments = parser.parse_args()
     forms = [form for form in FORMS if form in arguments.forms]
+    if (why := native.why_not_bf16()) is not None and BF16_FORM in forms:
+        print(f"{BF16_FORM}: left out, {why}", flush=True)
+        forms.remove(BF16_FORM)
+    if lacking := unheld():
+        parser.error(f"the kernels are held to {loaded().instruction_set}; set {' '.join(lacking)} too")
     bench, missing = find_llama_bench()
     for name in arguments.models:
         if arguments.write_only:
@@ -356,7 +385,11 @@ def main() -> None:
             continue
         # Each race is kept at once, should the next be interrupted.
         for found in compared(name, forms, arguments.prompts, arguments.turns, bench or str(missing)):
-            page = sorted(merged(read_json(PAGE), found), key=place)
+            before = read_json(PAGE)
+            if was_quiet(before, found):
+                print("DISTURBED: the page keeps the quiet rows that it has", flush=True)
+                continue
+            page = sorted(merged(before, found), key=place)
             write_page(PAGE, "How fast the reference engine is", page, remarks(page))
 
 

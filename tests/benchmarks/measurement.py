@@ -109,6 +109,17 @@ def merged(kept: Sequence[Measurement], found: Sequence[Measurement]) -> list[Me
     return [*(m for m in kept if m.conditions not in again), *found]
 
 
+def was_quiet(kept: Sequence[Measurement], found: Sequence[Measurement]) -> bool:
+    """Whether rows without a ratio, which a neighbour disturbed, would replace rows that all have one."""
+    again = {m.conditions for m in found}
+    before = [m for m in kept if m.conditions in again]
+    return any(_is_disturbed(m) for m in found) and bool(before) and not any(_is_disturbed(m) for m in before)
+
+
+def _is_disturbed(m: Measurement) -> bool:
+    return m.peer is not None and m.ratio is None
+
+
 def beside_other_machines(name: str, found: Sequence[Measurement], folder: Path = FOLDER) -> list[Measurement]:
     """What was found here, and after it what the page has of other machines."""
     here = {m.machine for m in found}
