@@ -131,6 +131,12 @@ def test_all_that_is_in_the_way_is_told_at_once() -> None:
     assert "joulebench calibrate" in said
 
 
+def test_more_positions_than_the_model_has_are_refused() -> None:
+    with pytest.raises(EngineError, match="context 8193: bundled:tiny-qwen3-moe has 8192 positions"):
+        conversion("npumoe-tg", context=8193)
+    assert conversion("npumoe-tg", context=8192).manifest.context == 8192
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("gpu", "a backbone on the gpu"), ("prefetch-hint", "do not travel"), ("ndp", "do not travel")]
 )

@@ -154,6 +154,12 @@ def test_lint_tells_what_a_conversion_lacks(whole: tuple[Path, Finished], tmp_pa
     assert done.code == 2
     (problem,) = done.problems
     assert "its conversion is not complete; give the same `joulebench coreml convert` again" in problem
+    (out / "conversion.json").unlink()
+    for command in (("lint", str(out)), ("convert", MODEL, "--out", str(out), *SETTINGS)):
+        done = joulebench("coreml", *command)
+        assert done.code == 2, command
+        assert "manifest.json" in done.stderr
+        assert "another folder" in done.stderr
 
 
 @pytest.mark.slow

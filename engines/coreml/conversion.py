@@ -78,6 +78,10 @@ def in_the_way(facts: CheckpointFacts, asked: Asked, has_profile: bool) -> list[
         problems.append(
             f"technique {asked.technique.technique} freezes its shapes by a profile; give one: `joulebench calibrate`"
         )
+    if type(asked.context) is int and asked.context > facts.config.max_length:
+        problems.append(
+            f"context {asked.context}: {facts.source} has {facts.config.max_length} positions; give at most these"
+        )
     problems += model_in_the_way(facts, asked.technique)
     return [*problems, *(f"technique {problem}" for problem in technique_in_the_way(asked.technique))]
 
@@ -166,7 +170,7 @@ class Conversion:
                 )
         known = any((folder / name).is_file() for name in (MANIFEST, PLANNED))
         if not known and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise EngineError(f"{folder}: is there and holds no conversion; give another folder")
+            raise EngineError(f"{folder}: is there and holds no conversion (no {MANIFEST}); give another folder")
         if not (folder / MANIFEST).is_file():
             self.manifest.write(folder, PLANNED)
 
@@ -193,7 +197,8 @@ class Conversion:
         """When all packages are there: raises `EngineError` where one is not, `OSError`."""
         if missing := [package.path for package in self.packages if not is_there(folder, package)]:
             raise EngineError(
-                f"{folder}: {len(missing)} packages are missing or cut off, first {missing[0]}; convert them"
+                f"{folder}: {len(missing)} of {len(self.packages)} packages are missing or cut off, first {missing[0]};"
+                " convert them"
             )
         self.manifest.write(folder)
         (folder / PLANNED).unlink(missing_ok=True)

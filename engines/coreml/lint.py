@@ -76,6 +76,10 @@ def _read(folder: Path, paths: Sequence[Path]) -> tuple[list[Package], list[str]
             named = [folder / package.path for package in read_manifest(folder).packages]
         except EngineError as error:
             problems[folder] = str(error)
+    elif any(path.parent.parent == folder and sums_file(path).is_file() for path in paths):
+        problems[folder] = (
+            f"{folder}: its {MANIFEST} is gone, which tells what may be missing; convert into another folder"
+        )
     packages = []
     for path in paths:
         try:
