@@ -153,7 +153,8 @@ def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> 
     """Measures the chosen beside the planned arm, and puts the profile together. Raises as `run_check`."""
     keys = found.space.chosen_keys({one.phase: one.result.chosen for one in found.phases})
     (planned,) = session.base["engine"]
-    raw = check_plan(session.base, planned, keys, max(1, session.asked.n_pairs))
+    tuned = found.space.chosen_arm(planned, keys)
+    raw = check_plan(session.base, planned, tuned, max(1, session.asked.n_pairs))
     check = None
     if session.asked.n_pairs:
         try:
@@ -168,7 +169,7 @@ def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> 
             ) from error
     device, source = session.plan.cells[0].device, session.plan.cells[0].model.source
     environment = session.run_parts.environment(session.plan.cells[0])
-    mark = engine_mark({**planned, **keys}, session.base["model"])
+    mark = engine_mark(tuned, session.base["model"])
     digest = digest_of_model(source, session.say)
     marked = fingerprint(device.name, host_environment(), environment, source, digest, mark)
     if device.name != HOST and not device.is_phone:
@@ -179,7 +180,7 @@ def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> 
         fingerprint=marked,
         objective=found.options.objective,
         slowdown=found.options.slowdown,
-        engine={**planned, **keys},
+        engine=tuned,
         settings=keys,
         plan=raw,
         evidence=tuple(_evidence(found, one) for one in found.phases),

@@ -7,7 +7,7 @@ planned arm in turns, and judged by pairs of repeats alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -46,11 +46,11 @@ class NoPairsError(SessionBrokenOffError):
     """All pairs were taken, and none can be used: going on in the same folder would find them again."""
 
 
-def check_plan(raw: Raw, planned: Raw, keys: Mapping[str, Any], n_pairs: int) -> Raw:
-    """A plan of both arms. planned: the engine as the plan has it. keys: what the chosen arm has unlike it."""
+def check_plan(raw: Raw, planned: Raw, tuned: Raw, n_pairs: int) -> Raw:
+    """A plan of both arms. planned: the engine as the plan has it."""
     plan = copy.deepcopy(raw)
     plan.pop("sweep", None)
-    plan["engine"] = [{**planned, "name": AS_PLANNED}, {**planned, **keys, "name": TUNED_ARM}]
+    plan["engine"] = [{**planned, "name": AS_PLANNED}, {**tuned, "name": TUNED_ARM}]
     plan["baseline"] = AS_PLANNED
     protocol = {key: value for key, value in plan.get("protocol", {}).items() if key != "stop"}
     plan["protocol"] = {**protocol, "repeats": n_pairs, "order": "interleaved"}

@@ -29,12 +29,14 @@ Raw = dict[str, Any]
 @dataclass(frozen=True)
 class Space(Generic[Arm]):
     """cells: of each candidate, one a workload, in the plan's order. planned: of the arm as it was planned. keys: what
-    a candidate has unlike the planned arm, as a plan writes it."""
+    a candidate has unlike the planned arm, as a plan writes it. replaced: keys of the planned arm that no candidate
+    has, but for those in its own `keys`."""
 
     cells: Mapping[Arm, tuple[CellPlan, ...]]
     names: Mapping[Arm, str]
     keys: Mapping[Arm, Raw]
     planned: tuple[CellPlan, ...]
+    replaced: tuple[str, ...] = ()
 
     def chosen_keys(self, chosen: Mapping[Phase, Arm]) -> Raw:
         """Of the chosen arms together: where phases were searched apart, each key is a table by phase."""
@@ -42,6 +44,10 @@ class Space(Generic[Arm]):
             return dict(self.keys[chosen["all"]])
         keys = dict.fromkeys(key for arm in chosen.values() for key in self.keys[arm])
         return {key: {phase: self.keys[arm][key] for phase, arm in chosen.items()} for key in keys}
+
+    def chosen_arm(self, planned: Mapping[str, Any], keys: Mapping[str, Any]) -> Raw:
+        """What was probed, as a plan writes it. keys: of the chosen."""
+        return {**_without(self.replaced, planned), **keys}
 
 
 def quick_plan(
@@ -82,7 +88,7 @@ def with_selections(raw: Raw, selections: Mapping[str, Raw]) -> Raw:
     """The plan with an arm for each selection. selections: by name, the keys of the arm (`cores`, `threads`)."""
     plan = copy.deepcopy(raw)
     (base,) = plan["engine"]
-    rest = {key: value for key, value in base.items() if key not in CORE_KEYS}
+    rest = _without(CORE_KEYS, base)
     plan["engine"] = [{**rest, **keys, "name": name} for name, keys in selections.items()]
     plan["engine"].append({**base, "name": AS_PLANNED})
     plan.pop("baseline", None)
@@ -134,7 +140,12 @@ def with_axes(raw: Raw, axes: Sequence[str]) -> Raw:
 def core_space(cells: Sequence[CellPlan], names: Mapping[Arm, str], keys: Mapping[Arm, Raw]) -> Space[Arm]:
     """names: of each selection's arm in the plan. keys: of each, those of the arm."""
     own = {arm: tuple(c for c in cells if c.engine.name == name) for arm, name in names.items()}
-    return Space(own, dict(names), dict(keys), tuple(c for c in cells if c.engine.name == AS_PLANNED))
+    planned = tuple(c for c in cells if c.engine.name == AS_PLANNED)
+    return Space(own, dict(names), dict(keys), planned, replaced=CORE_KEYS)
+
+
+def _without(keys: Sequence[str], engine: Mapping[str, Any]) -> Raw:
+    return {key: value for key, value in engine.items() if key not in keys}
 
 
 def swept_space(cells: Sequence[CellPlan]) -> Space[str]:
