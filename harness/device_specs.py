@@ -87,9 +87,7 @@ class ModelledSpec(NamedDevice):
     @model_validator(mode="before")
     @classmethod
     def _named_after_its_file(cls, raw: object) -> object:
-        if isinstance(raw, dict) and "name" not in raw and isinstance(raw.get("sheet"), str):
-            return {**raw, "name": MODEL_PREFIX + Path(raw["sheet"]).stem}
-        return raw
+        return named_after_its_sheet(raw) if isinstance(raw, dict) else raw
 
     @model_validator(mode="after")
     def _is_named_after_its_file(self) -> ModelledSpec:
@@ -136,6 +134,12 @@ def with_sheet_path(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A device of a plan, the path of its own sheet from here on: the plan has it from its folder."""
     sheet = raw.get("sheet") if isinstance(raw, dict) else None
     return {**raw, "sheet": str(folder / sheet)} if isinstance(sheet, str) and sheet else raw
+
+
+def named_after_its_sheet(raw: dict[str, Any]) -> dict[str, Any]:
+    """A device of a plan, with the name that a sheet of its own gives it."""
+    sheet = raw.get("sheet")
+    return {**raw, "name": MODEL_PREFIX + Path(sheet).stem} if "name" not in raw and isinstance(sheet, str) else raw
 
 
 def _tag_of(raw: object) -> str:

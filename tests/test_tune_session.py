@@ -331,20 +331,19 @@ def test_a_plan_that_is_wrong_is_told_whole_and_once_and_not_once_a_candidate(tm
     assert sorted(told) == ["device[0].name", "engine[0].technique.name", "model.source"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--weights-limit", "1KB"), "every candidate failed: cores 0"),
-        (("--accuracy-floor", "1%"), "--accuracy-floor: no sample of the workload is right or wrong"),
-    ],
-)
-def test_a_limit_that_nothing_meets_is_told_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], words: str
-) -> None:
+def test_a_limit_that_nothing_meets_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
-    found = joulebench("tune", "--out", str(tmp_path / "out"), *SMALL, "--objective", "latency", *options)
+    out = str(tmp_path / "out")
+    found = joulebench("tune", "--out", out, *SMALL, "--objective", "latency", "--weights-limit", "1KB")
     assert found.code == 6
-    assert words in found.stderr
+    assert "every candidate failed: cores 0" in found.stderr
+
+
+def test_an_accuracy_floor_of_a_workload_that_is_not_scored_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    found = joulebench("tune", "--out", str(tmp_path / "out"), *SMALL, "--accuracy-floor", "1%")
+    assert found.code == EXIT_BAD_PLAN
+    assert "--accuracy-floor: no sample of the workload is right or wrong" in found.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_options_are_told_at_once(tmp_path: Path) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import csv
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from devices.models.sheet import sheet_path
+from harness.plan import draft_plan
+from harness.terminal import EXIT_NONE_USABLE
+from harness.tuning.checking import check_plan
 from harness.tuning.profile import read_profile, write_profile
-from harness.tuning.space import with_axes
+from harness.tuning.space import core_space, quick_plan, with_axes
 from tests.command import joulebench
 
 QUICK = (
@@ -30,6 +35,21 @@ limit = 12
 name = "host"
 [protocol]
 idle_s = 0.0
+"""
+SHEETED = """schema = 1
+name = "sheeted"
+[model]
+source = "bundled:tiny-qwen3-moe"
+[[engine]]
+name = "dropless"
+technique = { name = "dropless" }
+[[workload]]
+name = "fixed_lengths"
+prompt_tokens = 16
+new_tokens = 8
+limit = 1
+[[device]]
+sheet = "mine.toml"
 """
 
 
@@ -58,6 +78,41 @@ def test_the_accuracy_floor_keeps_out_what_answers_worse_and_lets_in_what_answer
     assert "kept out: " in own["factor 0.1"]["reason"]
     assert "at most -5.00% is allowed" in own["factor 0.1"]["reason"]
     assert {own["factor 8.0"]["reason"], own["factor 9.0"]["reason"]} == {""}
+
+
+def test_an_accuracy_floor_of_answers_that_are_right_in_part_is_refused_once_they_are_seen(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    questions = SCORED.replace("ruler_niah_multikey_1", "rolebench")
+    plan.write_text(questions.replace("length = 400", 'max_new_tokens = 16\ndata = "sample"'))
+    found = joulebench(
+        "tune", str(plan), "--out", str(tmp_path / "session"), "--accuracy-floor", "5%", "--objective", "latency",
+        "--probes", "2", "--space", "engine.technique.factor=[8.0,9.0]", *QUICK,
+    )  # fmt: skip
+    assert found.code == EXIT_NONE_USABLE
+    assert "--accuracy-floor: no sample of the workload is right or wrong" in found.stderr
+
+
+def test_a_sheet_in_the_plans_folder_is_found_by_the_check_and_by_a_check_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    away.mkdir()
+    sheet = sheet_path("m2-ultra").read_text()
+    (home / "mine.toml").write_text(sheet.replace('name = "m2-ultra"', 'name = "mine"'))
+    plan = home / "plan.toml"
+    plan.write_text(SHEETED)
+    monkeypatch.chdir(tmp_path)
+    found = joulebench(
+        "tune", "home/plan.toml", "--out", "session", "--name", "priced", "--probes", "4", "--pairs", "2",
+        "--space", "engine.prefill_chunk=[8,16]",
+    )  # fmt: skip
+    assert found.code == 0, found.stderr
+    monkeypatch.chdir(away)
+    found = joulebench("tune", "--check", "priced", "--pairs", "2", "--out", "check")
+    assert found.code == 0, found.stderr
+    user = {**tomllib.loads(SHEETED), "engine": "tuned:priced"}
+    assert draft_plan(user, None, folder=home).problems == ()
 
 
 def test_a_large_space_is_searched_by_optuna_and_nothing_is_claimed_of_what_was_not_raced(tmp_path: Path) -> None:
@@ -114,3 +169,16 @@ def test_an_arm_with_a_dot_in_its_name_can_be_swept() -> None:
     raw = {"engine": [{"name": "llama.cpp", "runs": "llama.cpp"}]}
     for axis in ('engine.weights=["f32"]', 'engine.llama.cpp.weights=["f32"]', 'engine.0.weights=["f32"]'):
         assert with_axes(raw, [axis])["sweep"] == {"engine.0.weights": ["f32"]}
+
+
+def test_a_chosen_arm_has_the_cores_that_were_probed_and_no_threads_of_the_planned_arm() -> None:
+    space = core_space((), {(1,): "cores 0", (2,): "cores 0-1"}, {(1,): {"cores": "0"}, (2,): {"cores": "0-1"}})
+    keys = space.chosen_keys({"prefill": (2,), "decode": (1,)})
+    planned = {"name": "own", "technique": {"name": "dropless"}, "threads": 2, "prefill_chunk": 64}
+    tuned = space.chosen_arm(planned, keys)
+    assert tuned == {
+        "name": "own", "technique": {"name": "dropless"}, "prefill_chunk": 64,
+        "cores": {"prefill": "0-1", "decode": "0"},
+    }  # fmt: skip
+    asked = quick_plan("host", planned, "bundled:tiny-qwen3-moe", 16, 8, 1)
+    assert draft_plan(check_plan(asked, planned, tuned, 2), None).problems == ()

@@ -38,7 +38,7 @@ from harness.tuning.profile import (
     write_profile,
 )
 from harness.tuning.race import Estimate, Objective, RaceResult, Rules, measured_j, race
-from harness.tuning.session import PhaseFound, SessionFound, TuneOptions, device_lock, run_session
+from harness.tuning.session import NOT_SCORED, PhaseFound, SessionFound, TuneOptions, device_lock, run_session
 from harness.tuning.space import Space, core_space, swept_space, with_selections
 from harness.tuning.suggested import suggested_race
 from harness.tuning.tuned_plans import HOST, fingerprint_of_plan, is_phone, seen_open
@@ -98,7 +98,7 @@ def _begun(checked: CheckedPlan, asked: Asked, say: Callable[[str], None]) -> It
         candidates = core_candidates(checked.device, can.key)
         check_clocks(candidates.clusters, parameters)
         raw = with_selections(base, {name: candidates.keys[arm] for arm, name in candidates.names.items()})
-    draft = draft_plan(raw, data_root(), folder=asked.plan_path.parent if asked.plan_path else Path())
+    draft = draft_plan(raw, data_root())
     run_parts = RunParts(draft.plan.protocol)
     try:
         plan = preflight(draft, run_parts)
@@ -128,6 +128,8 @@ def _begun(checked: CheckedPlan, asked: Asked, say: Callable[[str], None]) -> It
         else:
             space = core_space(plan.cells, candidates.names, candidates.keys)
             searches = core_searches(candidates, options, rules, parameters)
+        if asked.accuracy_floor is not None and not any(run_parts.workload(one).scored for one in space.planned):
+            raise PlanError([NOT_SCORED])
         folder = asked.out or Path("runs") / f"tune-{checked.name}"
         yield Session(asked, base, plan, space, options, checked.name, folder, run_parts, searches, say)
     finally:

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.device_specs import named_after_its_sheet, with_sheet_path
 from harness.external.catalog import EXTERNAL
 from harness.plan import PlanError, draft_plan, read_toml
 from harness.preflight import preflight
@@ -100,7 +101,7 @@ def checked_plan(asked: Asked, found_before: Sequence[str]) -> CheckedPlan:
     if not is_swept:
         _gathered(problems, lambda: choosable(base["engine"][0]))
     n_before = len(problems)
-    _gathered(problems, lambda: _check_base(base, asked.plan_path, whole=bool(problems)))
+    _gathered(problems, lambda: _check_base(base, whole=bool(problems)))
     swept = None
     n_values: tuple[int, ...] = ()
     if is_swept:
@@ -113,7 +114,7 @@ def checked_plan(asked: Asked, found_before: Sequence[str]) -> CheckedPlan:
         if search == SUGGESTED:
             _gathered(problems, lambda: check_optuna(prod(n_values)))
         told = {ENGINE_NUMBER.sub("engine", problem) for problem in problems[n_before:]}
-        own = draft_plan(swept, data_root(), folder=_folder(asked.plan_path)).problems
+        own = draft_plan(swept, data_root()).problems
         problems += [problem for problem in own if ENGINE_NUMBER.sub("engine", problem) not in told]
     name = asked.name or _name_of(base, asked.objective)
     _gathered(problems, lambda: _refuse_name_of_another(name, base, asked.objective))
@@ -135,15 +136,11 @@ def _gathered(problems: list[str], check: Callable[[], Found]) -> Found | None:
         return None
 
 
-def _folder(plan_path: Path | None) -> Path:
-    return plan_path.parent if plan_path else Path()
-
-
-def _check_base(base: Raw, plan_path: Path | None, whole: bool) -> None:
+def _check_base(base: Raw, whole: bool) -> None:
     """Raises `PlanError` with every problem of the plan as it was planned, each once: not once a candidate, and before
     anything asks which cores the device has. whole: what it names is looked at, too; else only if it has a problem,
     for the plan of all candidates is looked at later."""
-    draft = draft_plan(base, data_root(), folder=_folder(plan_path))
+    draft = draft_plan(base, data_root())
     if not draft.problems and not whole:
         return
     run_parts = RunParts(draft.plan.protocol)
@@ -187,6 +184,9 @@ def _base_plan(asked: Asked) -> dict[str, Any]:
         problems.append("model: missing; add [model]")
     if problems:
         raise PlanError(problems)
+    folder = asked.plan_path.parent if asked.plan_path else Path()
+    # A profile is checked from anywhere, so that its plan has the whole path of a sheet.
+    raw["device"][0] = with_sheet_path(named_after_its_sheet(raw["device"][0]), folder.absolute())
     return raw
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.progress import PlainProgress
+from harness.progress import PlainProgress, outcome
 from harness.tuning.probing import Arm, Probe
 from harness.tuning.race import Ask, Estimate, Failed, RaceResult, Standing
 from harness.tuning.session import PhaseFound, SessionFound
@@ -13,8 +13,6 @@ from results.records import Phase
 from results.trials import Trial
 
 DOES = {"prefill": "prefill", "decode": "decoding", "all": "requests"}
-EXACT = 1e4
-"""From here on four digits would need an exponent."""
 STATE_WORDS = {
     "chosen": "chosen",
     "as good": "as good as the chosen",
@@ -30,12 +28,13 @@ STATE_WORDS = {
 
 
 class ProbeLines(PlainProgress):
-    """Waits and repetitions as of any run; each probe has its own line from `told`."""
+    """Waits, repetitions and the pairs of a check as of any run; each probe has its own line from `told`."""
 
     def trial_finished(self, cell: str, trial: Trial) -> None:
-        if trial.failure is not None or trial.marks:
+        if self._n_trials:
             super().trial_finished(cell, trial)
-        self._n_done += 1
+        elif trial.failure is not None or trial.marks:  # nobody knows how many probes there will be
+            self._say(f"{cell} · trial {trial.repeat + 1} · {outcome(trial)}")
 
     def expired(self, changed: Sequence[str]) -> None:
         """Of a profile that is checked."""
@@ -70,12 +69,17 @@ def speed_words(estimate: Estimate | None) -> str:
 
 
 def _speed(tokens_per_s: float) -> str:
-    return f"{tokens_per_s:.4g}" if tokens_per_s < EXACT else f"{tokens_per_s:.0f}"
+    return _digits(tokens_per_s, 4)
+
+
+def _digits(value: float, n: int) -> str:
+    """All of them in front of the point, without an exponent."""
+    return f"{value:.{n}g}" if round(value) < 10**n else f"{value:.0f}"
 
 
 def energy_words(estimate: Estimate | None) -> str:
     """In mJ of a token, or thousandths of the gauge's unit."""
-    return with_interval(estimate, lambda value: f"{1e3 * value:.3g}")
+    return with_interval(estimate, lambda value: _digits(1e3 * value, 3))
 
 
 def ratio_words(estimate: Estimate | None) -> str:
@@ -171,8 +175,8 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     else:
         floor = _speed(result.floor_tokens_per_s) if result.floor_tokens_per_s is not None else "none"
         why = (
-            f"costs least of those of {n} candidates that are at most {options.slowdown:.0%} slower than the fastest:"
-            f" {energy} ({method}) at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"
+            f"costs least of those of {n} candidates that are at most {100 * options.slowdown:.6g}% slower than the"
+            f" fastest: {energy} ({method}) at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"
         )
     speed_now = chosen.speed_tokens_per_s
     if (

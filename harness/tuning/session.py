@@ -34,6 +34,10 @@ from results.trials import Trial
 OPTIONS_KEY = "tune"
 """Beside the plan's own keys, in the run that a session is."""
 GAUGE_UNIT = "gauge unit/token"
+NOT_SCORED = (
+    "--accuracy-floor: no sample of the workload is right or wrong; leave the floor out, or ask a workload that is"
+    " scored so"
+)
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +119,7 @@ class SessionFound(Generic[Arm]):
             return "modelled by the heuristic alone"
         if alpha == 0.0 or found.method is None:
             return found.method
-        return f"{found.method}, and {alpha:.0%} the heuristic's"
+        return f"{found.method}, and {100 * alpha:.6g}% the heuristic's"
 
 
 @contextmanager
@@ -207,10 +211,7 @@ def _limit(
             raise SessionBrokenOffError(f"the planned arm, which accuracy is compared with, failed: {failure.reason}")
         reference = [usable(prober.measures.trials_of(c.cell.cell_id))[0] for c in space.planned]
         if not is_right_or_wrong(reference):
-            raise SessionBrokenOffError(
-                "--accuracy-floor: no sample of the workload is right or wrong; leave the floor out, or ask a workload"
-                " that is scored so"
-            )
+            raise SessionBrokenOffError(NOT_SCORED)
 
     def limit(trials: Sequence[Sequence[Trial]]) -> str | None:
         reasons = [too_heavy(own, most_bytes) for own in trials]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from harness.device_specs import ANDROID_PREFIX, IOS_PREFIX
+from harness.device_specs import ANDROID_PREFIX, IOS_PREFIX, named_after_its_sheet
 from harness.plan_values import shown
 from harness.tuning.engine_marks import engine_mark, on_any_cores
 from harness.tuning.profile import (
@@ -186,7 +186,8 @@ def fingerprint_of_plan(plan: dict[str, Any], engine: dict[str, Any]) -> Fingerp
     from engines.road import build
 
     devices, model = plan.get("device"), plan.get("model")
-    names = [one.get("name") for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
+    own = [one for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
+    names = [named_after_its_sheet(one).get("name") for one in own]
     if len(names) != 1 or not isinstance(names[0], str):
         raise TunedProfileError(f"a profile is of one device, and the plan has {len(names)}; write the cores instead")
     source = model.get("source") if isinstance(model, dict) else None
@@ -194,9 +195,10 @@ def fingerprint_of_plan(plan: dict[str, Any], engine: dict[str, Any]) -> Fingerp
         raise TunedProfileError(f"a profile is of one model, and the plan has {shown(source)}; write the cores instead")
     here = host_environment()
     # A phone is looked at when it is opened, and not to check a plan.
-    own = here.model_copy(update={"build": build()}) if names[0] == HOST else None
+    environment = here.model_copy(update={"build": build()}) if names[0] == HOST else None
     assert isinstance(model, dict)
-    return fingerprint(names[0], here, own, source, digest_of_model(source, log.info), engine_mark(engine, model))
+    digest = digest_of_model(source, log.info)
+    return fingerprint(names[0], here, environment, source, digest, engine_mark(engine, model))
 
 
 def is_phone(device: str) -> bool:
