@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from devices.base import Unit
-from engines.calls import CallKind, Calls, Integers
+from engines.calls import Calls, Integers
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.prediction import GuessRules
 from engines.residency import Residency, Slots
-from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share
+from engines.techniques.base import Layout, Move, Moved, Place, Route, Share
 from engines.techniques.context import Asks, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.exchanges import exchanges_of
 from engines.techniques.layout.capacity import Capacity
@@ -46,6 +46,7 @@ from engines.techniques.place.ranks import Ranks
 from engines.techniques.place.residency import ByCost
 from engines.techniques.place.units import DecodesOn
 from engines.techniques.route import PredictedRoute, RoutersChoice, ToldRoute
+from engines.techniques.share_calls import calls_of, cut, joined_calls, kinds_of, of_share
 
 NOTHING_MOVED = Moved()
 
@@ -109,8 +110,8 @@ class ComposedTechnique:
         load_E = np.bincount(ids_TK.reshape(-1), minlength=routing.n_experts)
         shares = self._place.shares(seen, load_E)
         if len(shares) == 1:
-            laid = exact_rows(load_E) if shares[0].exact else _cut(layout.rows(seen, load_E), shares[0], layout)
-            calls = _calls(laid, shares[0], layout, first_row=0)
+            laid = exact_rows(load_E) if shares[0].exact else cut(layout.rows(seen, load_E), shares[0], layout)
+            calls = calls_of(laid, shares[0], layout, first_row=0)
             kept_E = laid.kept_E
         else:
             calls, kept_E = self._several(seen, load_E, shares)
@@ -237,23 +238,23 @@ class ComposedTechnique:
             self._of_all_layers = OnNdp(self._place, seen.routing.expert_ids_TK.shape[1], self._made)
             return self._of_all_layers
         if isinstance(self._place, BetweenTwo):
-            kinds = _kinds(self._place.whole, self._layouts["decode"])
+            kinds = kinds_of(self._place.whole, self._layouts["decode"])
             self._of_all_layers = BetweenUnits(self._place, kinds, self._activation_bytes)
             return self._of_all_layers
         if isinstance(self._place, Ranks) and isinstance(self._layouts["decode"], Exact):
             on_ranks = self._place.shares_of(seen.layer)
             if id(on_ranks) not in self._on_ranks:  # the place keeps its shares, of all layers or of each
-                of_shares = [_kinds(share, self._layouts["decode"]) for share in on_ranks]
+                of_shares = [kinds_of(share, self._layouts["decode"]) for share in on_ranks]
                 self._on_ranks[id(on_ranks)] = OnRanks(on_ranks, of_shares, seen.routing.n_experts)
             return self._on_ranks[id(on_ranks)]
         said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
         layout = self._layouts["decode"]
         if isinstance(layout, Capacity) and layout.keeps_graphs and shares is not None:
             is_whole = len(shares) == 1 and not shares[0].cut and not shares[0].exact and len(shares[0].pieces) == 1
-            return ChosenAlone(layout.kept_rows, _kinds(shares[0], layout)[0]) if is_whole else None
+            return ChosenAlone(layout.kept_rows, kinds_of(shares[0], layout)[0]) if is_whole else None
         if said is None or said.n_padding_calls or shares is None or len(shares[0].pieces) != 1:
             return None
-        (kind,) = _kinds(shares[0], layout)
+        (kind,) = kinds_of(shares[0], layout)
         if said.group_of_E is None:
             return ChosenAlone(said.rows_E, kind, self._is_sorted)
         if len(said.group_of_E) != seen.routing.n_experts:
@@ -267,9 +268,9 @@ class ComposedTechnique:
         parts: list[Calls] = []
         for share in shares:
             laid = exact_rows(np.ones(n_experts, np.int64) if share.experts_E is None else share.experts_E.astype(int))
-            parts.append(_calls(laid, share, layout, n_rows))
+            parts.append(calls_of(laid, share, layout, n_rows))
             n_rows += int(laid.rows_S.sum())
-        calls = parts[0] if len(parts) == 1 else _joined(parts)
+        calls = parts[0] if len(parts) == 1 else joined_calls(parts)
         return Made(calls, exchanges_of(shares, calls, 1, self._activation_bytes))
 
     def _several(self, seen: LayerInput, load_E: Integers, shares: Sequence[Share]) -> tuple[Calls, Integers]:
@@ -278,11 +279,11 @@ class ComposedTechnique:
         kept_E, n_rows = np.zeros_like(load_E), 0
         for share in shares:
             own_E = load_E if share.experts_E is None else np.where(share.experts_E, load_E, 0)
-            laid = exact_rows(own_E) if share.exact else _cut(_of_share(layout.rows(seen, own_E), share), share, layout)
-            parts.append(_calls(laid, share, layout, n_rows))
+            laid = exact_rows(own_E) if share.exact else cut(of_share(layout.rows(seen, own_E), share), share, layout)
+            parts.append(calls_of(laid, share, layout, n_rows))
             n_rows += int(laid.rows_S.sum())
             kept_E += laid.kept_E
-        return _joined(parts), kept_E
+        return joined_calls(parts), kept_E
 
     def _ranked(self, seen: LayerInput, n_tokens: int) -> Integers | None:
         """Tokens in the order in which they get rows; None for the order in which they stand."""
@@ -321,110 +322,6 @@ def _joined_asks(asked: Sequence[Asks]) -> Asks:
                 raise EngineError(f"the memory of {unit} has {slots[unit].n} slots and {own.n}; size it once")
     waits = any(one.waits for one in asked)
     return Asks(any(one.hidden_state for one in asked), any(one.counts for one in asked), slots, waits)
-
-
-def _kinds(share: Share, layout: Layout) -> tuple[CallKind, ...]:
-    """Of the calls of each piece. A naive launch finds a graph of its size, whatever the size follows."""
-    if share.exact:
-        return tuple(_kind(piece, False, False) for piece in share.pieces)
-    return tuple(_kind(piece, layout.static or piece.naive_launch, layout.skips_padding) for piece in share.pieces)
-
-
-@cache
-def _kind(piece: Piece, static: bool, skips: bool) -> CallKind:
-    shape = piece.width, piece.naive_launch, piece.hidden
-    return CallKind(piece.unit, static, *shape, skips, piece.overlaps, piece.once)
-
-
-def _calls(laid: Rows, share: Share, layout: Layout, first_row: int) -> Calls:
-    """The calls of a share, whose rows begin at `first_row`."""
-    kinds = _kinds(share, layout)
-    first_row_S = np.cumsum(laid.rows_S) - laid.rows_S
-    if first_row:
-        first_row_S += first_row
-    n_calls, n_pieces = len(laid.starts_C), len(kinds)
-    calls = Calls(
-        laid.expert_S, laid.rows_S, laid.valid_S, first_row_S, laid.starts_C, kinds, None, laid.weight_loads_C
-    )
-    if n_pieces == 1:
-        return calls
-    if share.piece_E is not None:
-        of_piece_C = share.piece_E[laid.expert_S[laid.starts_C]]
-        return Calls(*_columns(calls), laid.starts_C, kinds, of_piece_C, laid.weight_loads_C)
-    if share.dealt:
-        in_turn_C = np.arange(n_calls) % n_pieces
-        return Calls(*_columns(calls), laid.starts_C, kinds, in_turn_C, _loads_in_turn(laid, n_pieces))
-    # Each piece has all the calls, one piece after another.
-    places = _places(kinds)
-    kind_C = np.array([places[kind] for kind in kinds], dtype=np.int64).repeat(n_calls)
-    starts_PC = laid.starts_C + len(laid.expert_S) * np.arange(n_pieces)[:, None]
-    loads_C = None if laid.weight_loads_C is None else np.tile(laid.weight_loads_C, n_pieces)
-    expert_S, rows_S, valid_S, first_row_S = (np.tile(column_S, n_pieces) for column_S in _columns(calls))
-    return Calls(expert_S, rows_S, valid_S, first_row_S, starts_PC.reshape(-1), tuple(places), kind_C, loads_C)
-
-
-def _of_share(laid: Rows, share: Share) -> Rows:
-    """Without the experts of other shares: a layout may have rows for experts that have no pairs here."""
-    if share.experts_E is None:
-        return laid
-    is_own_S = share.experts_E[laid.expert_S]
-    if is_own_S.all() or not len(laid.starts_C):
-        return laid
-    n_own_C = np.add.reduceat(is_own_S.astype(np.int64), laid.starts_C)
-    is_called_C = n_own_C > 0
-    loads_C = None if laid.weight_loads_C is None else np.minimum(laid.weight_loads_C, n_own_C)[is_called_C]
-    n_own_C = n_own_C[is_called_C]
-    segments = (laid.expert_S[is_own_S], laid.rows_S[is_own_S], laid.valid_S[is_own_S])
-    return Rows(*segments, np.cumsum(n_own_C) - n_own_C, laid.kept_E, loads_C)
-
-
-def _cut(laid: Rows, share: Share, layout: Layout) -> Rows:
-    """Every expert's rows as a call for each piece. Frozen shapes stay: an expert's blocks are calls already."""
-    n = len(share.pieces)
-    if not share.cut or layout.static:
-        return laid
-    ends_SN = laid.rows_S[:, None] * np.arange(1, n + 1) // n
-    rows_S = np.diff(ends_SN, axis=1, prepend=0).reshape(-1)
-    has_rows = rows_S > 0
-    rows_S = rows_S[has_rows]
-    return Rows(np.repeat(laid.expert_S, n)[has_rows], rows_S, rows_S, np.arange(len(rows_S)), laid.kept_E)
-
-
-def _loads_in_turn(laid: Rows, n_units: int) -> Integers | None:
-    """Of calls that units take in turn: a unit finds an expert's weights only where its own call before left them."""
-    if laid.weight_loads_C is None:
-        return None
-    first_C = laid.expert_S[laid.starts_C]
-    is_same_C = np.zeros(len(first_C), dtype=np.bool_)
-    is_same_C[n_units:] = first_C[n_units:] == first_C[:-n_units]
-    n_segments_C = np.diff(laid.starts_C, append=len(laid.expert_S))
-    return np.where(is_same_C, laid.weight_loads_C, n_segments_C)
-
-
-def _columns(calls: Calls) -> tuple[Integers, Integers, Integers, Integers]:
-    return calls.expert_S, calls.rows_S, calls.valid_S, calls.first_row_S
-
-
-def _joined(parts: Sequence[Calls]) -> Calls:
-    """The calls of several shares or pieces, one after another."""
-    places = _places(kind for part in parts for kind in part.kinds)
-    expert_S, rows_S, valid_S, first_row_S = map(np.concatenate, zip(*map(_columns, parts), strict=True))
-    n_before = np.cumsum([0, *(len(part.expert_S) for part in parts)])
-    starts_C = np.concatenate([part.starts_C + n for part, n in zip(parts, n_before, strict=False)])
-    kind_C = np.concatenate([_kinds_in(part, places) for part in parts])
-    has_loads = any(part.weight_loads_C is not None for part in parts)
-    loads_C = np.concatenate([part.loads_C for part in parts]) if has_loads else None
-    return Calls(expert_S, rows_S, valid_S, first_row_S, starts_C, tuple(places), kind_C, loads_C)
-
-
-def _places(kinds: Iterable[CallKind]) -> dict[CallKind, int]:
-    """Of each among those that differ, in their order."""
-    return {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
-
-
-def _kinds_in(part: Calls, places: Mapping[CallKind, int]) -> Integers:
-    number = np.array([places[kind] for kind in part.kinds], dtype=np.int64)
-    return number[part.kind_C] if part.kind_C is not None else np.full(len(part), number[0])
 
 
 def _rows_of_pairs(
