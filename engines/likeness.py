@@ -8,14 +8,16 @@ Legend: T tokens, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 MOST_BYTES = 1 << 24
 """Of states held at once: 64 decoded tokens of 16 predicted layers of width 2048."""
+PIECE_FLOATS = 1 << 18
 
 
 class Cosines(NamedTuple):
@@ -33,7 +35,11 @@ class Likeness:
 
     def __init__(self) -> None:
         self._held: list[tuple[int, Tensor, Tensor]] = []
-        self._held_rows: list[tuple[Sequence[int], Callable[[], Tensor]]] = []
+        self._held_rows: list[tuple[Sequence[int], int, int, int, int]] = []
+        self._pieces: list[Tensor] = []
+        """Of memory for rows, which stay for the next request."""
+        self._piece, self._at, self._n_left, self._address = -1, 0, 0, 0
+        """Where the next ones go: how many floats into which piece, how many are left there, and their address."""
         self._n_bytes = 0
 
     def hold(self, layer: int, shown_TH: Tensor, true_TH: Tensor) -> None:
@@ -43,13 +49,33 @@ class Likeness:
             self._held.append((layer, shown_TH, true_TH))
             self._n_bytes += n_bytes
 
-    def hold_rows(self, layers: Sequence[int], row_bytes: int, states_2PH: Callable[[], Tensor]) -> None:
-        """Of one token in several layers: what was shown, a row of each, and what is true. states_2PH: asked when it is
-        counted, for a view takes its time. row_bytes: of both."""
+    def rows(self, layers: Sequence[int], hidden: int) -> int:
+        """The address of where one token writes, for several layers, what was shown and then what is true, [2, P, H]."""
+        n_floats = 2 * len(layers) * hidden
+        if n_floats > self._n_left:
+            self._begin_piece(n_floats)
+        return self._address
+
+    def hold_rows(self, layers: Sequence[int], hidden: int) -> None:
+        """What was written where `rows` last said: a token's, in as many of the layers as memory is left for."""
+        row_bytes = 8 * hidden
         n_rows = min(len(layers), (MOST_BYTES - self._n_bytes) // row_bytes)
         if n_rows:
-            self._held_rows.append((layers[:n_rows], states_2PH))
+            n_floats = 2 * len(layers) * hidden
+            self._held_rows.append((layers[:n_rows], hidden, self._piece, self._at, n_floats))
             self._n_bytes += n_rows * row_bytes
+            self._at += n_floats
+            self._n_left -= n_floats
+            self._address += 4 * n_floats
+
+    def _begin_piece(self, n_floats: int) -> None:
+        self._piece += 1
+        while self._piece < len(self._pieces) and len(self._pieces[self._piece]) < n_floats:
+            self._piece += 1
+        if self._piece == len(self._pieces):
+            self._pieces.append(torch.empty(max(n_floats, PIECE_FLOATS)))
+        piece = self._pieces[self._piece]
+        self._at, self._n_left, self._address = 0, len(piece), piece.data_ptr()
 
     def take(self) -> dict[int, Cosines]:
         """Of each layer, since the last call."""
@@ -60,10 +86,11 @@ class Likeness:
         self._held.clear()
         self._held_rows.clear()
         self._n_bytes = 0
+        self._piece, self._n_left = -1, 0
         return found
 
     def _rows(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        for layers, states_2PH in self._held_rows:
-            shown_PH, true_PH = states_2PH()
+        for layers, hidden, piece, at, n_floats in self._held_rows:
+            shown_PH, true_PH = self._pieces[piece][at : at + n_floats].view(2, -1, hidden)
             for row, layer in enumerate(layers):
                 yield layer, shown_PH[row : row + 1], true_PH[row : row + 1]

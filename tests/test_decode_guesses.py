@@ -3,6 +3,7 @@ state of each layer: the same states, experts, weights, plans and figures."""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from engines.base import unheard
 from engines.dispatch import DispatchPlan, Routing
 from engines.expert_memory import ExpertMemory
-from engines.likeness import MOST_BYTES, Likeness
+from engines.likeness import MOST_BYTES, PIECE_FLOATS, Likeness
 from engines.model.checkpoints import load_checkpoint
 from engines.model.experts import GatedWeights
 from engines.model.transformer import Transformer
@@ -248,11 +249,18 @@ def test_what_no_kernel_can_guess_waits_for_its_plan() -> None:
 # --- how like states are, held by step -------------------------------------------------------------------------------
 
 
+def write(into: Likeness, layers: tuple[int, ...], states_2PH: torch.Tensor) -> None:
+    """As a step does."""
+    hidden = states_2PH.shape[-1]
+    ctypes.memmove(into.rows(layers, hidden), states_2PH.data_ptr(), states_2PH.nbytes)
+    into.hold_rows(layers, hidden)
+
+
 def test_rows_of_a_step_are_held_as_tokens_one_by_one_are() -> None:
     states = torch.randn(5, 2, 3, 7, generator=torch.Generator().manual_seed(1))
     by_rows, one_by_one = Likeness(), Likeness()
     for states_2PH in states:
-        by_rows.hold_rows((1, 2, 5), 2 * 7 * states_2PH.element_size(), lambda held=states_2PH: held)
+        write(by_rows, (1, 2, 5), states_2PH)
         for row, layer in enumerate((1, 2, 5)):
             one_by_one.hold(layer, states_2PH[0, row : row + 1], states_2PH[1, row : row + 1])
     found = by_rows.take()
@@ -265,5 +273,23 @@ def test_no_more_rows_are_held_than_little_memory_takes() -> None:
     hidden = MOST_BYTES // (2 * 4 * 5)  # five rows of two states
     by_rows = Likeness()
     for _ in range(3):
-        by_rows.hold_rows((1, 2), 2 * 4 * hidden, lambda: torch.ones(2, 2, hidden))
+        write(by_rows, (1, 2), torch.ones(2, 2, hidden))
     assert {layer: cosines.tokens for layer, cosines in by_rows.take().items()} == {1: 3, 2: 2}
+
+
+@pytest.mark.parametrize("hidden", [7, PIECE_FLOATS // 16 - 1, PIECE_FLOATS])
+def test_rows_lie_apart_in_the_pieces_of_memory_and_of_the_next_request(hidden: int) -> None:
+    """Pieces that steps do not fill evenly, and steps larger than a piece. Each token is as like as its number says."""
+    by_rows = Likeness()
+    angles = torch.arange(1, 8) / 10
+    for _ in range(2):
+        for angle in angles:
+            states_2PH = torch.zeros(2, 3, hidden)
+            states_2PH[0, :, 0] = 1
+            states_2PH[1, :, 0], states_2PH[1, :, 1] = angle.cos(), angle.sin()
+            write(by_rows, (1, 2, 5), states_2PH)
+        n_held = min(len(angles) * 3, MOST_BYTES // (8 * hidden))
+        found = by_rows.take()
+        assert sum(own.tokens for own in found.values()) == n_held
+        for own in found.values():
+            assert own.total == pytest.approx(float(angles[: own.tokens].cos().sum()), rel=1e-6)

@@ -1,6 +1,6 @@
 """One token through all layers in one call: what lies between two kernels in Python costs as much as a small kernel.
 
-Legend: L layers, E experts, K experts per token, H hidden, M key/value heads, S positions of the cache, D features of a
+Legend: L layers, P layers that are guessed for, E experts, K experts per token, H hidden, M key/value heads, S positions of the cache, D features of a
 head, P pairs of turned features.
 """
 
@@ -10,7 +10,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from engines.decode_layout import DecodeLayout
 from engines.kernels.exchange import RankLostError
-from engines.kernels.guesses import GuessRoom
+from engines.kernels.guesses import GuessTable
 from engines.kernels.library import library
 from engines.kernels.native import (
     AttentionStruct,
@@ -198,15 +199,47 @@ class LackingExperts(Protocol):
     def __call__(self, layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor: ...
 
 
-class StepRoom(NamedTuple):
-    """Where a step writes of its sparse layers what the routers chose, and how many rows of each expert were computed.
+class StepRoom:
+    """Where a step writes of its sparse layers what the routers chose, how many rows of each expert were computed, and
+    what was guessed. One piece of memory, for it is made once a token; it is looked at when somebody asks."""
 
-    rows_LE: None where all layers are plain; of a plain layer no numbers, for there it is one for each chosen expert.
-    """
+    def __init__(self, n_layers: int, top_k: int, n_rows: int, n_guessed: int) -> None:
+        """n_rows: 0 where all layers are plain. n_guessed: experts that are guessed for all layers."""
+        self._n_layers, self._top_k, self._n_rows, self._n_guessed = n_layers, top_k, n_rows, n_guessed
+        self._n_chosen = n_layers * top_k
+        self._floats = torch.empty(3 * self._n_chosen + 2 * n_rows + 3 * n_guessed)
+        self.ids = self._floats.data_ptr()
+        self.rows = self.ids + 8 * self._n_chosen
+        self.guessed = self.rows + 8 * n_rows
+        self.weights = self.guessed + 12 * n_guessed
+        """Addresses."""
 
-    ids_LK: Tensor
-    weights_LK: Tensor
-    rows_LE: Tensor | None
+    def _int64s(self, at: int, n: int) -> Tensor:
+        first = (at - self.ids) // 4
+        return self._floats[first : first + 2 * n].view(torch.int64)
+
+    def _some_floats(self, at: int, n: int) -> Tensor:
+        first = (at - self.ids) // 4
+        return self._floats[first : first + n]
+
+    @cached_property
+    def ids_LK(self) -> Tensor:
+        return self._int64s(self.ids, self._n_chosen).view(self._n_layers, self._top_k)
+
+    @cached_property
+    def weights_LK(self) -> Tensor:
+        return self._some_floats(self.weights, self._n_chosen).view(self._n_layers, self._top_k)
+
+    def rows_LE(self, n_experts: int) -> Tensor | None:
+        """None where all layers are plain; of a plain layer no numbers, for there it is one for each chosen expert."""
+        return self._int64s(self.rows, self._n_rows).view(-1, n_experts) if self._n_rows else None
+
+    @cached_property
+    def guessed_PK(self) -> tuple[Tensor, Tensor]:
+        """Ids, and weights."""
+        ids, weights = self.guessed, self.guessed + 8 * self._n_guessed
+        ids_P, weights_P = self._int64s(ids, self._n_guessed), self._some_floats(weights, self._n_guessed)
+        return ids_P.view(-1, self._top_k), weights_P.view(-1, self._top_k)
 
 
 @dataclass(frozen=True)
@@ -235,12 +268,10 @@ class Decoder:
         self.n_sparse = sum(layer.router is not None for layer in layers)
         self.n_experts = max((layer.router.struct.n_experts for layer in layers if layer.router is not None), default=0)
 
-    def room(self, table: LayoutTable) -> StepRoom:
+    def room(self, table: LayoutTable, guesses: GuessTable | None = None) -> StepRoom:
         """For one step."""
-        ids_LK = torch.empty(self.n_sparse, self.top_k, dtype=torch.int64)
-        weights_LK = torch.empty(self.n_sparse, self.top_k)
-        rows_LE = None if table.is_plain else torch.empty(self.n_sparse, self.n_experts, dtype=torch.int64)
-        return StepRoom(ids_LK, weights_LK, rows_LE)
+        n_rows = 0 if table.is_plain else self.n_sparse * self.n_experts
+        return StepRoom(self.n_sparse, self.top_k, n_rows, 0 if guesses is None else guesses.n_chosen)
 
     def step(
         self,
@@ -254,7 +285,8 @@ class Decoder:
         held: HeldTable | None = None,
         lacking: LackingExperts | None = None,
         exchange: object = None,
-        guesses: GuessRoom | None = None,
+        guesses: GuessTable | None = None,
+        states: int | None = None,
     ) -> None:
         """Turns the embedded token into the last layer's output, in place, and writes its keys and values to the cache.
         `serves` must hold of all tensors.
@@ -265,14 +297,14 @@ class Decoder:
         exchange: of ranks with some of the experts each, what `SharedSums.of_step` gave; all layers are plain then, and
         all experts at hand. Raises `RankLostError`.
 
-        guesses: where layers write what they guess of the next one's experts; None where none does.
+        guesses: how layers guess the next one's experts, which `room` has room for too; None where none does. states:
+        address of what guesses are made from and what routers then read, [2, P, H].
         """
         assert exchange is None or (table.is_plain and held is None)
         assert serves(hidden_1H, cos_1P, sin_1P)
         n_layers = len(self.layers)
         assert len(cache.keys) == len(table.layouts) == n_layers
         assert position < cache.n_positions
-        ids_LK, weights_LK, rows_LE = room
         kernels = library()
         assert kernels is not None  # the tables exist
         normed_1H = torch.empty_like(hidden_1H)
@@ -289,19 +321,21 @@ class Decoder:
             cache.head_stride,
             position,
             None if table.is_plain else table.layouts,
-            ids_LK.data_ptr(),
-            weights_LK.data_ptr(),
-            address(rows_LE),
+            room.ids,
+            room.weights,
+            None if table.is_plain else room.rows,
             exchange,
             None if held is None else ctypes.byref(held.struct),
             None if guesses is None else ctypes.byref(guesses.struct),
+            room.guessed,
+            states,
             normed_1H.data_ptr(),
         )
         layer = kernels.joulebench_step(*arguments, 0, None, torch.get_num_threads())
         while 0 <= layer < n_layers:
             assert lacking is not None  # all lie at hand where nothing is said of them
             row = self._row_of[layer]
-            ids_1K, weights_1K = ids_LK[row : row + 1], weights_LK[row : row + 1]
+            ids_1K, weights_1K = room.ids_LK[row : row + 1], room.weights_LK[row : row + 1]
             mixed_1H = lacking(layer, normed_1H, ids_1K, weights_1K)
             assert serves(mixed_1H)
             layer = kernels.joulebench_step(*arguments, layer, mixed_1H.data_ptr(), torch.get_num_threads())

@@ -29,13 +29,25 @@ struct Guess {
   float eps;
 };
 
-// Of one step. Rows are of the layers that are guessed for, in their order: what was guessed, what its router was shown,
-// and what the layer's own router then read.
+// How all layers guess.
 struct Guesses {
   const Guess* of_L;
-  int64_t executes;  // whether a layer executes what was guessed for it
-  int64_t* ids_PK;
-  float *weights_PK, *shown_PH, *read_PH;
+  int64_t executes;              // whether a layer executes what was guessed for it
+  int64_t n_chosen, n_states;  // P K, P H
+};
+
+// Where one step writes what was guessed, what its router was shown, and what the layer's own router then read. Rows are
+// of the layers that are guessed for, in their order.
+struct Guessed {
+  int64_t* ids_PK = nullptr;
+  float *weights_PK = nullptr, *shown_PH = nullptr, *read_PH = nullptr;
+
+  Guessed() {}
+
+  // guessed: ids, then weights. states: what was shown, then what was read.
+  Guessed(const Guesses& guesses, int64_t* guessed, float* states)
+      : ids_PK(guessed), weights_PK((float*)(guessed + guesses.n_chosen)), shown_PH(states),
+        read_PH(states + guesses.n_states) {}
 };
 
 inline void layer_norm_row(float* x, int64_t width, const float* weight, const float* bias, float eps) {

@@ -1,4 +1,4 @@
-"""What layers of a decode step guess of the next router's choice, as the kernels read and write it.
+"""How layers of a decode step guess the next router's choice, as the kernels read it.
 
 Legend: L layers, P layers that are guessed for, E experts, K experts per token, H hidden, W width of the estimator,
 V its inner width.
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-import torch
 from torch import Tensor
 
 from engines.kernels.native import MatrixStruct, RouterStruct, RouterTable, address, described, serves
@@ -42,8 +41,7 @@ class _Guesses(ctypes.Structure):
 
     _fields_ = (
         ("of_L", ctypes.c_void_p),
-        ("executes", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("ids_PK", "weights_PK", "shown_PH", "read_PH")),
+        *((name, ctypes.c_int64) for name in ("executes", "n_chosen", "n_states")),
     )
 
 
@@ -82,33 +80,6 @@ class LayerGuess:
         return own + (self.estimator.tensors() if self.estimator is not None else [])
 
 
-class GuessRoom:
-    """Where a step writes what its layers guessed, what that was guessed from, and what the routers then read. Rows are
-    of the layers that are guessed for, in their order. One piece of memory, for it is made once a token; what it holds
-    is looked at when the request has ended."""
-
-    def __init__(self, table: GuessTable) -> None:
-        self.table = table
-        n_chosen, n_states = table.n_chosen, table.n_states
-        self._floats = torch.empty(3 * n_chosen + 2 * n_states)
-        ids = self._floats.data_ptr()
-        weights, shown = ids + 8 * n_chosen, ids + 12 * n_chosen
-        self.struct = _Guesses(table.address, table.are_executed, ids, weights, shown, shown + 4 * n_states)
-
-    @property
-    def ids_PK(self) -> Tensor:
-        return self._floats[: 2 * self.table.n_chosen].view(torch.int64).view(-1, self.table.top_k)
-
-    @property
-    def weights_PK(self) -> Tensor:
-        n_chosen = self.table.n_chosen
-        return self._floats[2 * n_chosen : 3 * n_chosen].view(-1, self.table.top_k)
-
-    def states_2PH(self) -> Tensor:
-        """Shown, and read."""
-        return self._floats[3 * self.table.n_chosen :].view(2, len(self.table.layers), -1)
-
-
 class GuessTable:
     """How every layer guesses, the same in all steps."""
 
@@ -129,12 +100,11 @@ class GuessTable:
         assert all(guess.router.top_k == self.top_k for _, guess in makers)
         self.n_chosen = len(makers) * self.top_k
         """Experts of all layers that are guessed for."""
-        hidden = makers[0][1].router.struct.hidden
-        self.n_states, self.row_bytes = len(makers) * hidden, 2 * 4 * hidden
-        """Of what all their routers read, and of what one was shown and read."""
+        self.hidden = int(makers[0][1].router.struct.hidden)
         estimators = [None if guess is None else _estimator(guess.estimator) for guess in guesses]
         self._guesses = (_Guess * len(guesses))(*map(_described, guesses, estimators))
-        self.address = ctypes.addressof(self._guesses)
+        n_states = len(makers) * self.hidden
+        self.struct = _Guesses(ctypes.addressof(self._guesses), are_executed, self.n_chosen, n_states)
         self._kept = (tuple(guesses), estimators)
 
 

@@ -147,7 +147,7 @@ int32_t joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, 
 // then. Returns -1 where not all came.
 //
 // guesses: null, or how each layer guesses the next router's choice from what it knows before its experts run, and whether
-// that is what the next layer executes. ids and weights are the routers' own all the same.
+// that is what the next layer executes. ids and weights are the routers' own all the same; guessed and states: of Guessed.
 //
 // held: null where all experts lie at hand. Else the step stops before the experts of the first layer that calls one
 // which does not, and returns that layer: x is then what they are added to, normed[H] what they read, and its guess is
@@ -157,7 +157,8 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
                         const float* sin_P, int64_t n_pairs, float* const* keys, float* const* values,
                         int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids,
                         float* weights, int64_t* rows, Exchange* exchange, const Held* held, const Guesses* guesses,
-                        float* normed, int64_t first_layer, const float* mixed, int32_t n_threads) {
+                        int64_t* guessed, float* states, float* normed, int64_t first_layer, const float* mixed,
+                        int32_t n_threads) {
   const Timed timed(kNorms);  // what all other parts leave
   thread_local std::vector<float> buffer;
   float *const added = scratch(buffer, 2 * hidden), *const shared = added + hidden;
@@ -171,6 +172,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
     run_experts(layer.always, 1, &first, normed, &whole, shared, n_threads);
   };
   const DecodeLayout plain = {};
+  const Guessed told = guesses ? Guessed(*guesses, guessed, states) : Guessed();
   int64_t n_guessed = 0;
   for (int64_t l = 0; l < first_layer; l++) {
     if (!layers[l].router.n_experts) continue;
@@ -207,17 +209,17 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
         const int64_t* run_ids = ids;
         const float* run_weights = weights;
         if (n_guessed) {
-          std::copy_n(normed, hidden, guesses->read_PH + (n_guessed - 1) * hidden);
+          std::copy_n(normed, hidden, told.read_PH + (n_guessed - 1) * hidden);
           if (guesses->executes) {
-            run_ids = guesses->ids_PK + (n_guessed - 1) * top_k;
-            run_weights = guesses->weights_PK + (n_guessed - 1) * top_k;
+            run_ids = told.ids_PK + (n_guessed - 1) * top_k;
+            run_weights = told.weights_PK + (n_guessed - 1) * top_k;
           }
         }
         if (guess) {
           if (guess->norm_H && layer.always) run_always(layer), has_shared = true;
           guess_row(*guess, x, normed, has_shared ? shared : nullptr, run_ids, run_weights, top_k, hidden,
-                    guesses->shown_PH + n_guessed * hidden, guesses->ids_PK + n_guessed * top_k,
-                    guesses->weights_PK + n_guessed * top_k, n_threads);
+                    told.shown_PH + n_guessed * hidden, told.ids_PK + n_guessed * top_k,
+                    told.weights_PK + n_guessed * top_k, n_threads);
         }
         if (held && !held->use(l, layout, run_ids, top_k)) return l;
         if (exchange) {

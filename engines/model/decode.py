@@ -213,7 +213,7 @@ class _WholeStep(Sequence[Computed | None]):
     @cached_property
     def _told(self) -> list[Computed | None]:
         """Once the step is over."""
-        ids_LK, weights_LK, rows_LE = self._room
+        ids_LK, weights_LK, rows_LE = self._room.ids_LK, self._room.weights_LK, self._room.rows_LE(self._n_experts)
         told: list[Computed | None] = []
         row = 0
         for layer, layout in enumerate(self._layouts):
@@ -276,7 +276,9 @@ class FusedDecoder:
         Gives the plans of all layers, None of dense ones. The cache's length is the caller's. guesses: how the kernels
         guess before each stop; None: `planned` guesses where somebody does."""
         plans: list[DispatchPlan | None] = [None] * len(self._decoder.layers)
-        guessed = self._guessing(guesses)
+        room = self._decoder.room(self._plain, guesses)
+        guessed = None if guesses is None else GuessedStep(guesses, room, self._n_experts)
+        states = None if guesses is None else shown.likeness.rows(guesses.layers, guesses.hidden)
 
         def lacking(layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor:
             routing = Routing(ids_1K, weights_1K, self._n_experts)
@@ -285,13 +287,14 @@ class FusedDecoder:
 
         self._decoder.step(
             *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length),
-            *(self._plain, self._decoder.room(self._plain)),
+            *(self._plain, room),
             held=self._nothing_held,
             lacking=lacking,
-            guesses=None if guessed is None else guessed.room,
+            guesses=guesses,
+            states=states,
         )
-        if guessed is not None:
-            guessed.show(shown.likeness)
+        if guesses is not None:
+            shown.likeness.hold_rows(guesses.layers, guesses.hidden)
         return plans
 
     def step(
@@ -312,7 +315,8 @@ class FusedDecoder:
         """
         slots = shown.kept_slots
         decoder = self._decoder if slots is None else self._reading(slots)
-        room = decoder.room(said.table)
+        guesses = said.guesses
+        room = decoder.room(said.table, guesses)
         computed = _WholeStep(said, room, self._n_experts)
 
         def lacking(layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor:
@@ -324,29 +328,30 @@ class FusedDecoder:
             computed.n_done = layer + 1
             return mixed_1H
 
-        guessed = self._guessing(said.guesses)
+        guessed = states = None
+        if guesses is not None:
+            guessed = GuessedStep(guesses, room, self._n_experts)
+            states = shown.likeness.rows(guesses.layers, guesses.hidden)
         plans = StepPlans(said.technique, computed, fused=True, shown=shown, guessed=guessed)
         with shown.deferring(plans):
             decoder.step(
                 *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length, said.table, room),
-                *(shown.held, lacking, exchange, None if guessed is None else guessed.room),
+                *(shown.held, lacking, exchange, guesses, states),
             )
-            if guessed is not None:
-                guessed.show(shown.likeness)
+            if guesses is not None:
+                shown.likeness.hold_rows(guesses.layers, guesses.hidden)
             if slots is not None and computed.n_done < len(said.layouts):
                 slots.stamps.end_layer(len(said.layouts) - 1)
             computed.n_done = len(said.layouts)
         return plans
 
-    def _guessing(self, guesses: GuessTable | None) -> GuessedStep | None:
-        return None if guesses is None else GuessedStep(guesses, self._n_experts)
-
     def _reading(self, slots: ExpertSlots) -> Decoder:
         """The same layers with the experts that lie in slots."""
-        if slots not in self._over:
+        own = self._over.get(slots)
+        if own is None:
             layers = [replace(one, experts=slots.table(layer)) for layer, one in enumerate(self._decoder.layers)]
-            self._over[slots] = Decoder(layers)
-        return self._over[slots]
+            own = self._over[slots] = Decoder(layers)
+        return own
 
 
 def fused_decoder(

@@ -7,16 +7,13 @@ Legend: P layers that are guessed for, K experts per token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from engines.dispatch import Prediction, Routing
 from engines.estimator import NORM_EPS, Estimator
-from engines.kernels.guesses import GuessRoom, GuessTable, LayerEstimator, LayerGuess
+from engines.kernels.decoder import StepRoom
+from engines.kernels.guesses import GuessTable, LayerEstimator, LayerGuess
 from engines.kernels.native import serves
-from engines.likeness import Likeness
 from engines.model.router import kernel_router
 
 if TYPE_CHECKING:
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
 class GuessedStep:
     """What the layers of one step guessed."""
 
-    def __init__(self, table: GuessTable, n_experts: int) -> None:
-        self.room, self._table, self._n_experts = GuessRoom(table), table, n_experts
+    def __init__(self, table: GuessTable, room: StepRoom, n_experts: int) -> None:
+        self._table, self._room, self._n_experts = table, room, n_experts
 
     def for_layer(self, layer: int) -> Routing | None:
         """What was guessed for it."""
@@ -44,16 +41,8 @@ class GuessedStep:
         return None if row is None else Prediction(self._table.layers[row], self._row(row))
 
     def _row(self, row: int) -> Routing:
-        ids_PK, weights_PK = self._chosen
+        ids_PK, weights_PK = self._room.guessed_PK
         return Routing(ids_PK[row : row + 1], weights_PK[row : row + 1], self._n_experts)
-
-    @cached_property
-    def _chosen(self) -> tuple[Tensor, Tensor]:
-        return self.room.ids_PK, self.room.weights_PK
-
-    def show(self, likeness: Likeness) -> None:
-        """What guesses were made from, and what routers then read, when the step is done."""
-        likeness.hold_rows(self._table.layers, self._table.row_bytes, self.room.states_2PH)
 
 
 def kernel_guesses(rules: GuessRules, sparse_layers: Sequence[int], n_layers: int) -> GuessTable | None:
