@@ -3,7 +3,7 @@
 Held while tokens are computed and counted when a request has ended, so that no token's time holds it. Of each request
 the first tokens, as many as little memory takes.
 
-Legend: T tokens, H hidden.
+Legend: T tokens, P layers that are predicted, H hidden.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Likeness:
             self._n_bytes += n_bytes
 
     def rows(self, layers: Sequence[int], hidden: int) -> int:
-        """The address of where one token writes, for several layers, what was shown and then what is true, [2, P, H]."""
+        """The address where one token writes, for several layers, what was shown and then what is true, [2, P, H]."""
         n_floats = 2 * len(layers) * hidden
         if n_floats > self._n_left:
             self._begin_piece(n_floats)

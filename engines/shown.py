@@ -6,8 +6,6 @@ Techniques keep no state: it lies here, of one engine, and only what a technique
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -17,6 +15,7 @@ from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
 from engines.kernels.decoder import HeldTable
 from engines.likeness import Likeness
+from engines.model.copy_stamps import CopyStamps
 from engines.model.slots import ExpertSlots
 from engines.residency import Counts, Residency
 from engines.techniques.context import NOTHING, Asks, ChunkPhase, HiddenState, LayerInput, ModelSizes
@@ -37,8 +36,11 @@ class Shown:
             raise EngineError("a technique asks what its experts did, and the model is dense; use dropless")
         self.asks = asks
         self.plans_first = plans_first
-        self.slots: ExpertSlots | LayerBuffers | None = None
-        """Where the engine really loads experts; None: they are computed where they lie."""
+        self._slots: ExpertSlots | LayerBuffers | None = None
+        self.stamps: CopyStamps | None = None
+        """Of copies to there."""
+        self.kept_slots: ExpertSlots | None = None
+        """Those that stay filled from step to step; None where there are none."""
         self.residency: Residency | None = None
         self.counts: Counts | None = None
         if sizes is not None and asks.slots:
@@ -48,7 +50,8 @@ class Shown:
         self._predicted: dict[int, Prediction] = {}
         self.likeness = Likeness()
         self._prefill_left: int | None = None
-        self._held: HeldTable | None = None
+        self.held: HeldTable | None = None
+        """What lies in the engine's slots, for kernels; None where it has none."""
         self._deferred: deque[StepPlans] = deque()
         self._replayed: Residency | None = None
         self._is_deferring = False
@@ -59,33 +62,34 @@ class Shown:
             self.counts.reset()
 
     @property
-    def kept_slots(self) -> ExpertSlots | None:
-        """Those that stay filled from step to step; None where there are none."""
-        return self.slots if isinstance(self.slots, ExpertSlots) else None
+    def slots(self) -> ExpertSlots | LayerBuffers | None:
+        """Where the engine really loads experts; None: they are computed where they lie."""
+        return self._slots
 
-    @property
-    def held(self) -> HeldTable | None:
-        """What lies in the engine's slots, for kernels; None where it has none."""
-        slots, own = self.kept_slots, self.residency
-        if self._held is None and slots is not None and own is not None:
-            self._held = HeldTable(slots.at_hand_LE, own.uses_LE, own.last_use_LE, own.n_plans_1)
-        return self._held
+    @slots.setter
+    def slots(self, slots: ExpertSlots | LayerBuffers | None) -> None:
+        self._slots, own = slots, self.residency
+        self.stamps = None if slots is None else slots.stamps
+        self.kept_slots, self.held = slots if isinstance(slots, ExpertSlots) else None, None
+        if self.kept_slots is not None and own is not None:
+            at_hand_LE = self.kept_slots.at_hand_LE
+            tables = [self.kept_slots.table(layer) for layer in range(len(at_hand_LE))]
+            self.held = HeldTable(at_hand_LE, own.uses_LE, own.last_use_LE, own.n_plans_1, tables)
 
-    @contextmanager
-    def deferring(self, step: StepPlans) -> Iterator[None]:
-        """Around a step whose plans are made later, in their turn (`settle`): what an engine really loads is decided
-        and kept up to date meanwhile, and what is replayed later begins here."""
+    def defer(self) -> bool:
+        """Before a step whose plans are made later, in their turn (`settle`): what an engine really loads is decided
+        and kept up to date meanwhile, and what is replayed later begins here. Whether it wants to hear when it is
+        `deferred`, also where it was broken off."""
         if self.residency is None:
-            yield
-            return
-        if self.slots is not None and self._replayed is None:
+            return False
+        if self._slots is not None and self._replayed is None:
             self._replayed = self.residency.copy()
         self._is_deferring = True
-        try:
-            yield
-        finally:
-            self._is_deferring = False
-            self._deferred.append(step)
+        return True
+
+    def deferred(self, step: StepPlans) -> None:
+        self._is_deferring = False
+        self._deferred.append(step)
 
     def settle(self, last: StepPlans | None = None) -> None:
         """Has deferred steps make their plans, from the first to `last`; None: all. Raises `EngineError` where a plan
@@ -113,8 +117,8 @@ class Shown:
     def start_step(self, prefill_left: int | None, decodes: bool = False) -> None:
         """prefill_left: tokens of the prompts that are read after this step; None where that is not known. decodes:
         whether `end_step` follows, when its tokens are known."""
-        if self.slots is not None:
-            self.slots.stamps.start_step(decodes)
+        if self.stamps is not None:
+            self.stamps.start_step(decodes)
         self._predicted.clear()
         self._prefill_left = prefill_left
 
@@ -124,8 +128,8 @@ class Shown:
             self.slots.break_off()
 
     def end_step(self) -> None:
-        if self.slots is not None:
-            self.slots.stamps.end_step()
+        if self.stamps is not None:
+            self.stamps.end_step()
 
     def layer(
         self, layer: int, phase: ChunkPhase, routing: Routing, saliency_T: Tensor | None, state: HiddenState | None

@@ -11,11 +11,11 @@ from engines.errors import EngineError
 from engines.model.rope import (
     BLOCK,
     RopeConfig,
+    Turns,
     YarnScaling,
     read_rope,
     rope_frequencies,
     rotation,
-    rotation_at,
     turn,
 )
 
@@ -101,7 +101,8 @@ def test_tokens_one_by_one_are_turned_as_those_of_a_chunk(name: str) -> None:
     first, n = BLOCK - 3, 6
     for n_positions in (4096, 4097):
         cos_TP, sin_TP = rotation(*rope_frequencies(config, n_positions), first, n)
-        ones = [rotation_at(config, n_positions, first + i, 1) for i in range(n)]
+        turns = Turns(config, n_positions)
+        ones = [turns.at(first + i, 1) for i in range(n)]
         assert torch.equal(torch.cat([cos for cos, _ in ones]), cos_TP)
         assert torch.equal(torch.cat([sin for _, sin in ones]), sin_TP)
 

@@ -28,7 +28,6 @@ from engines.model.accelerator import Backend, StackedExperts, execute_stacked, 
 from engines.model.attention import attend, kernel_table
 from engines.model.experts import execute
 from engines.model.key_value_cache import Chunk, Step, view_of
-from engines.model.rope import rotation_at
 from engines.model.router import route
 from engines.model.transformer import Transformer
 from engines.model.weights import SparseWeights
@@ -218,7 +217,7 @@ class Bench:
         for buffer in (*cache.keys, *cache.values):
             buffer.normal_()
         views = {span: view_of(span, n_past, n_tokens, self._device) for span in set(config.attention.spans)}
-        turns = rotation_at(config.rope, cache.turned_for, n_past, n_tokens)
+        turns = cache.turns.at(n_past, n_tokens)
         cos_TP, sin_TP = (one.to(self._device) for one in turns)
         step = Step([Chunk(cache, n_past, n_tokens, 0, views)], cos_TP, sin_TP)
         layers = [layer.attention for layer in self.model.weights.layers]

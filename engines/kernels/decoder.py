@@ -1,7 +1,7 @@
 """One token through all layers in one call: what lies between two kernels in Python costs as much as a small kernel.
 
-Legend: L layers, P layers that are guessed for, E experts, K experts per token, H hidden, M key/value heads, S positions of the cache, D features of a
-head, P pairs of turned features.
+Legend: L layers, G layers that are guessed for, E experts, K experts per token, H hidden, M key/value heads,
+S positions of the cache, D features of a head, P pairs of turned features.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -108,6 +108,7 @@ class _Held(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("at_hand_LE", "uses_LE", "last_use_LE", "n_plans")),
         ("n_experts", ctypes.c_int64),
+        ("matrices_L", ctypes.c_void_p),
     )
 
 
@@ -120,12 +121,20 @@ class HeldTable:
         uses_LE: NDArray[np.int64],
         last_use_LE: NDArray[np.int64],
         n_plans: NDArray[np.int64],
+        experts: Sequence[ExpertTable | None] = (),
     ) -> None:
-        """See `engines.residency.Residency`. n_plans: one number. They are read and written where they lie."""
+        """See `engines.residency.Residency`. n_plans: one number. They are read and written where they lie. experts: of
+        every layer, where they lie elsewhere than `DecoderLayer` says."""
         assert at_hand_LE.shape == uses_LE.shape == last_use_LE.shape
-        self._kept = (at_hand_LE, uses_LE, last_use_LE, n_plans)
-        assert all(array.flags.c_contiguous for array in self._kept)
-        self.struct = _Held(*(array.ctypes.data for array in self._kept), at_hand_LE.shape[1])
+        arrays = at_hand_LE, uses_LE, last_use_LE, n_plans
+        assert all(array.flags.c_contiguous for array in arrays)
+        matrices = [None if table is None else ctypes.addressof(table.matrices) for table in experts]
+        assert len(matrices) in (0, len(at_hand_LE))
+        matrices_L = (ctypes.c_void_p * len(matrices))(*matrices)
+        self._kept = *arrays, matrices_L, experts
+        places = *(array.ctypes.data for array in arrays), at_hand_LE.shape[1]
+        self._struct = _Held(*places, ctypes.addressof(matrices_L) if matrices else None)
+        self.address = ctypes.addressof(self._struct)
 
 
 def mix_laid_out(
@@ -160,7 +169,7 @@ def mix_laid_out(
         weights_1K.data_ptr(),
         out_1H.data_ptr(),
         rows_E.data_ptr(),
-        None if held is None else ctypes.byref(held.struct),
+        None if held is None else held.address,
         layer,
         torch.get_num_threads(),
     )
@@ -235,11 +244,11 @@ class StepRoom:
         return self._int64s(self.rows, self._n_rows).view(-1, n_experts) if self._n_rows else None
 
     @cached_property
-    def guessed_PK(self) -> tuple[Tensor, Tensor]:
+    def guessed_GK(self) -> tuple[Tensor, Tensor]:
         """Ids, and weights."""
         ids, weights = self.guessed, self.guessed + 8 * self._n_guessed
-        ids_P, weights_P = self._int64s(ids, self._n_guessed), self._some_floats(weights, self._n_guessed)
-        return ids_P.view(-1, self._top_k), weights_P.view(-1, self._top_k)
+        ids_G, weights_G = self._int64s(ids, self._n_guessed), self._some_floats(weights, self._n_guessed)
+        return ids_G.view(-1, self._top_k), weights_G.view(-1, self._top_k)
 
 
 @dataclass(frozen=True)
@@ -298,7 +307,7 @@ class Decoder:
         all experts at hand. Raises `RankLostError`.
 
         guesses: how layers guess the next one's experts, which `room` has room for too; None where none does. states:
-        address of what guesses are made from and what routers then read, [2, P, H].
+        address of what guesses are made from and what routers then read, [2, G, H].
         """
         assert exchange is None or (table.is_plain and held is None)
         assert serves(hidden_1H, cos_1P, sin_1P)
@@ -325,8 +334,8 @@ class Decoder:
             room.weights,
             None if table.is_plain else room.rows,
             exchange,
-            None if held is None else ctypes.byref(held.struct),
-            None if guesses is None else ctypes.byref(guesses.struct),
+            None if held is None else held.address,
+            None if guesses is None else guesses.address,
             room.guessed,
             states,
             normed_1H.data_ptr(),

@@ -104,7 +104,8 @@ class GuessTable:
         estimators = [None if guess is None else _estimator(guess.estimator) for guess in guesses]
         self._guesses = (_Guess * len(guesses))(*map(_described, guesses, estimators))
         n_states = len(makers) * self.hidden
-        self.struct = _Guesses(ctypes.addressof(self._guesses), are_executed, self.n_chosen, n_states)
+        self._struct = _Guesses(ctypes.addressof(self._guesses), are_executed, self.n_chosen, n_states)
+        self.address = ctypes.addressof(self._struct)
         self._kept = (tuple(guesses), estimators)
 
 

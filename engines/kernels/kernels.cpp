@@ -201,6 +201,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
     }
     if (layer.router.n_experts) {
       const int64_t top_k = layer.router.top_k, n_experts = layer.router.n_experts;
+      const Matrix* const experts = held && held->matrices_L ? held->matrices_L[l] : layer.experts;
       const Guess* const guess = guesses && guesses->of_L[l].router.n_experts ? guesses->of_L + l : nullptr;
       if (is_mixed) {
         std::copy_n(mixed, hidden, added);
@@ -223,13 +224,13 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
         }
         if (held && !held->use(l, layout, run_ids, top_k)) return l;
         if (exchange) {
-          if (!run_own_experts(layer.experts, n_before, top_k, run_ids, normed, run_weights, hidden, added, *exchange,
+          if (!run_own_experts(experts, n_before, top_k, run_ids, normed, run_weights, hidden, added, *exchange,
                                n_threads))
             return -1;
         } else if (layout.is_plain()) {
-          run_experts(layer.experts, top_k, run_ids, normed, run_weights, added, n_threads);
+          run_experts(experts, top_k, run_ids, normed, run_weights, added, n_threads);
         } else {
-          run_laid_out(layer.experts, layout, n_experts, top_k, run_ids, normed, run_weights, added, rows, n_threads);
+          run_laid_out(experts, layout, n_experts, top_k, run_ids, normed, run_weights, added, rows, n_threads);
         }
       }
       add(added);

@@ -37,11 +37,13 @@ struct DecodeLayout {
 };
 
 // Which experts lie where they are computed, [layers, E], and what was used when: by how many plans, by which last, and
-// how many there were. A plan is what one layer of one step calls.
+// how many there were. A plan is what one layer of one step calls. matrices_L: of each layer's experts, where they lie
+// elsewhere than the layer says; or null.
 struct Held {
   const uint8_t* at_hand_LE;
   int64_t *uses_LE, *last_use_LE, *n_plans;
   int64_t n_experts;
+  const Matrix* const* matrices_L;
 
   // Counts what a layer's choice calls as used, where all of that lies at hand; else nothing, and returns false.
   bool use(int64_t layer, const DecodeLayout& layout, const int64_t* ids_K, int64_t n_chosen) const {

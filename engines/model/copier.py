@@ -124,8 +124,9 @@ class Copier:
         pace = _Pace(bytes_per_s, now_s)
         thread = threading.Thread(target=_work, args=(jobs, pace, now_s), name="copier", daemon=True)
         thread.start()
-        self._jobs, self._now_s = jobs, now_s
-        self._pace = pace
+        self._jobs, self._pace = jobs, pace
+        self.mark: Callable[[], Mark] = now_s
+        """See `CopyQueue`. No method that asks it: each token takes two."""
         weakref.finalize(self, _end, jobs, thread, pace)
 
     def held(self, layers: Sequence[ExpertWeights | None]) -> Sequence[ExpertWeights | None]:
@@ -136,9 +137,6 @@ class Copier:
         job = CopyJob(parts)
         self._jobs.put(job)
         return job
-
-    def mark(self) -> float:
-        return self._now_s()
 
     def at_s(self, mark: Mark) -> float:
         return float(mark)

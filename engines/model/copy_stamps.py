@@ -22,24 +22,30 @@ class _Copy(NamedTuple):
 
 
 @dataclass
-class _Marked:
-    """A step as it is noted: seconds are asked for when there is time."""
+class _Noted:
+    """What happened within a step."""
 
-    begin: Mark
-    end: Mark = None
     layers: list[tuple[int, Mark]] = field(default_factory=list)
     waits: list[tuple[int, Mark, Mark]] = field(default_factory=list)
     copies: list[_Copy] = field(default_factory=list)
 
-    def step(self, queue: CopyQueue) -> _Step:
-        """Copies of it are done."""
-        return _Step(
-            queue.at_s(self.begin),
-            queue.at_s(self.end),
-            [(layer, queue.at_s(end)) for layer, end in self.layers],
-            [(layer, queue.at_s(begin), queue.at_s(end)) for layer, begin, end in self.waits],
-            self.copies,
-        )
+
+_Marked = tuple[Mark, Mark, _Noted | None]
+"""A step as it is noted, from its begin to its end: seconds are asked for when there is time. Most find all in a cache,
+and noting them is to cost no time."""
+
+
+def _step(marked: _Marked, queue: CopyQueue) -> _Step:
+    """Copies of it are done."""
+    begin, end, noted = marked
+    noted = noted or _Noted()
+    return _Step(
+        queue.at_s(begin),
+        queue.at_s(end),
+        [(layer, queue.at_s(end)) for layer, end in noted.layers],
+        [(layer, queue.at_s(begin), queue.at_s(end)) for layer, begin, end in noted.waits],
+        noted.copies,
+    )
 
 
 @dataclass
@@ -63,27 +69,36 @@ class CopyStamps:
 
     def __init__(self, queue: CopyQueue) -> None:
         """queue: whose marks of what computes are taken."""
-        self._queue = queue
-        self._now: _Marked | None = None
+        self._queue, self._mark = queue, queue.mark
+        self._decodes = self.tell_layers = False
+        self._begin: Mark = None
+        self._noted: _Noted | None = None
         self._done: list[_Marked] = []
         self._apart: list[CopyJob] = []
         self._kept: list[DecodeStep] = []
 
     def start_step(self, decodes: bool) -> None:
-        self._now = _Marked(self._queue.mark()) if decodes else None
+        self._decodes, self._noted = decodes, None
+        if decodes:
+            self.tell_layers = len(self._kept) + len(self._done) < MOST_STEPS
+            self._begin = self._mark()
 
     def end_step(self) -> None:
         """Of one that decodes: its token is known."""
-        if self._now is not None:
-            self._now.end = self._queue.mark()
-            self._done.append(self._now)
-            self._now = None
+        if self._decodes:
+            self._done.append((self._begin, self._mark(), self._noted))
+            self._decodes = False
+
+    def _noting(self) -> _Noted:
+        if self._noted is None:
+            self._noted = _Noted()
+        return self._noted
 
     def copies(self, layer: int, job: CopyJob, is_ahead: bool) -> None:
-        if self._now is None:
-            self._apart.append(job)
+        if self._decodes:
+            self._noting().copies.append(_Copy(layer, job, is_ahead))
         else:
-            self._now.copies.append(_Copy(layer, job, is_ahead))
+            self._apart.append(job)
 
     def wait(self, layer: int, jobs: Sequence[CopyJob]) -> None:
         """What computes goes on when all of them are done."""
@@ -91,23 +106,24 @@ class CopyStamps:
             for job in jobs:
                 job.wait()  # raises where it failed
             return
-        begin = self._queue.mark()
+        begin = self._mark()
         for job in jobs:
             job.wait()
-        if self._now is not None:
-            self._now.waits.append((layer, begin, self._queue.mark()))
+        if self._decodes:
+            self._noting().waits.append((layer, begin, self._mark()))
 
     def end_layer(self, layer: int) -> None:
-        if self._now is not None:
-            self._now.layers.append((layer, self._queue.mark()))
+        """Only steps that are kept span by span tell of layers."""
+        if self._decodes and self.tell_layers:
+            self._noting().layers.append((layer, self._mark()))
 
     def take_times(self) -> Timed:
         """Since it was asked last; waits for copies that are still made. None where no step decoded."""
         times: StepTimes | None = None
-        jobs = self._apart + [copy.job for step in self._done for copy in step.copies]
+        jobs = self._apart + [copy.job for *_, noted in self._done if noted is not None for copy in noted.copies]
         for job in jobs:
             job.join()
-        steps = [step.step(self._queue) for step in self._done]
+        steps = [_step(marked, self._queue) for marked in self._done]
         for step in steps:
             own = step_times(
                 step.end_s - step.begin_s,

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -39,9 +38,6 @@ from engines.residency import Residency
 from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import LayerInput
-
-if TYPE_CHECKING:
-    from engines.model.slots import ExpertSlots
 
 
 @dataclass(frozen=True)
@@ -249,7 +245,6 @@ class FusedDecoder:
     def __init__(self, decoder: Decoder, config: ModelConfig) -> None:
         self._decoder = decoder
         self._n_experts = 0 if config.moe is None else config.moe.n_experts
-        self._over: WeakKeyDictionary[ExpertSlots, Decoder] = WeakKeyDictionary()
         n_layers = len(decoder.layers)
         nowhere_LE = np.zeros((n_layers, self._n_experts), dtype=np.bool_)
         never_LE = np.zeros((n_layers, self._n_experts), dtype=np.int64)
@@ -313,15 +308,13 @@ class FusedDecoder:
         Where experts lie in slots, a layer that calls one which does not is left to `brought`. Ends of layers are
         stamped there, of the one before, and of the last. exchange: of `Decoder.step`.
         """
-        slots = shown.kept_slots
-        decoder = self._decoder if slots is None else self._reading(slots)
-        guesses = said.guesses
-        room = decoder.room(said.table, guesses)
+        stamps, guesses = shown.stamps, said.guesses
+        room = self._decoder.room(said.table, guesses)
         computed = _WholeStep(said, room, self._n_experts)
 
         def lacking(layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor:
-            if slots is not None and layer > computed.n_done:
-                slots.stamps.end_layer(layer - 1)
+            if stamps is not None and layer > computed.n_done:
+                stamps.end_layer(layer - 1)
             computed.n_done = layer
             routing = Routing(ids_1K, weights_1K, self._n_experts)
             mixed_1H, computed.by_plan[layer] = brought(layer, routing, normed_1H)
@@ -333,25 +326,21 @@ class FusedDecoder:
             guessed = GuessedStep(guesses, room, self._n_experts)
             states = shown.likeness.rows(guesses.layers, guesses.hidden)
         plans = StepPlans(said.technique, computed, fused=True, shown=shown, guessed=guessed)
-        with shown.deferring(plans):
-            decoder.step(
+        defers = shown.residency is not None and shown.defer()
+        try:
+            self._decoder.step(
                 *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length, said.table, room),
                 *(shown.held, lacking, exchange, guesses, states),
             )
             if guesses is not None:
                 shown.likeness.hold_rows(guesses.layers, guesses.hidden)
-            if slots is not None and computed.n_done < len(said.layouts):
-                slots.stamps.end_layer(len(said.layouts) - 1)
+            if stamps is not None and stamps.tell_layers and computed.n_done < len(said.layouts):
+                stamps.end_layer(len(said.layouts) - 1)
             computed.n_done = len(said.layouts)
+        finally:
+            if defers:
+                shown.deferred(plans)
         return plans
-
-    def _reading(self, slots: ExpertSlots) -> Decoder:
-        """The same layers with the experts that lie in slots."""
-        own = self._over.get(slots)
-        if own is None:
-            layers = [replace(one, experts=slots.table(layer)) for layer, one in enumerate(self._decoder.layers)]
-            own = self._over[slots] = Decoder(layers)
-        return own
 
 
 def fused_decoder(

@@ -41,7 +41,7 @@ class GuessedStep:
         return None if row is None else Prediction(self._table.layers[row], self._row(row))
 
     def _row(self, row: int) -> Routing:
-        ids_PK, weights_PK = self._room.guessed_PK
+        ids_PK, weights_PK = self._room.guessed_GK
         return Routing(ids_PK[row : row + 1], weights_PK[row : row + 1], self._n_experts)
 
 

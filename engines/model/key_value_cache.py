@@ -16,6 +16,7 @@ from torch import Tensor
 from engines.errors import EngineError
 from engines.kernels.decoder import CacheTable, cache_table
 from engines.model.architecture import ModelConfig, Span
+from engines.model.rope import Turns
 
 
 class KeyValueCache:
@@ -35,6 +36,7 @@ class KeyValueCache:
         self.length = 0
         self.n_positions = 0
         self.turned_for = 0
+        self.turns = Turns(config.rope, 0)
         """The length whose rotary factors the keys are turned by: `engines.model.rope.LongRope`."""
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -66,6 +68,7 @@ class KeyValueCache:
             self.keys, self.values, self._table = keys, values, None
         self.length, self.n_positions = n_kept, n_positions
         self.turned_for = n_positions if turned_for is None else turned_for
+        self.turns = Turns(self._config.rope, self.turned_for)
 
 
 def _cached_shapes(config: ModelConfig, n_positions: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

@@ -11,7 +11,6 @@ Legend: T tokens of the step, H hidden, P pairs of turned features, L vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -41,7 +40,7 @@ from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ff
 from engines.model.guessed import GuessedStep
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
-from engines.model.rope import LongRope, as_transformers, rotation_at
+from engines.model.rope import LongRope, as_transformers
 from engines.model.router import route
 from engines.model.said_layouts import AskedLayouts, SaidLayouts
 from engines.model.weights import SparseWeights
@@ -154,8 +153,12 @@ class Transformer:
             one_token = hidden_TH, step.cos_TP, step.sin_TP, caches[0]
             plans += stopping.step_by_plans(*one_token, planned, shown, guesses)
         else:
-            with nullcontext() if said is None else shown.deferring(made):
+            defers = said is not None and shown.defer()
+            try:
                 hidden_TH = self._layers(hidden_TH, step, asked, plans)
+            finally:
+                if defers:
+                    shown.deferred(made)
         for chunk in step.cached:
             chunk.cache.length = chunk.end
         if phase == "prefill":
@@ -263,7 +266,7 @@ class Transformer:
                 )
             views = {span: view_of(span, position, n, self._device) for span in set(self.config.attention.spans)}
             chunks.append(Chunk(cache, position, n, row, views))
-            turns.append(rotation_at(self.config.rope, cache.turned_for, position, n))
+            turns.append(cache.turns.at(position, n))
             row += n
         cos_TP, sin_TP = turns[0] if len(turns) == 1 else map(torch.cat, zip(*turns, strict=True))
         if self._device is not None:
