@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from devices.base import Clock, Device, DeviceError, Meter
 from devices.clock import MonotonicClock
 from devices.conditions import host_environment
@@ -18,10 +20,9 @@ from engines.base import AsksServer, Engine
 from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
-from engines.external import gate
 from engines.external.base import Closes, MakesRoom
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
-from engines.model.quantised import Quantisation, plain_form
+from engines.model.quantised import AS_THE_MODEL, Quantisation, plain_form
 from engines.model.tokenizer import Tokenizer
 from engines.model.transformer import Transformer, model_of
 from engines.parallel.engine import ParallelEngine
@@ -38,6 +39,7 @@ from engines.reference import ReferenceEngine
 from engines.sizes import own_sizes
 from engines.techniques.context import Costs, ModelSizes
 from engines.techniques.parameters import Composed
+from harness.answers_gate import AnswersGate
 from harness.catalog import METERS
 from harness.device_specs import (
     ANDROID_METERS,
@@ -59,7 +61,7 @@ from harness.profiles import mismatch_with
 from harness.references import as_lossless
 from harness.samples import samples_of
 from harness.schema import EngineSpec, TrialProtocol
-from harness.session import ArmScores, PreparedCell
+from harness.session import ArmScores, Passed, PreparedCell
 from harness.state import state_folder
 from harness.workload_specs import WorkloadSpec
 from results.environments import Environment
@@ -106,9 +108,7 @@ class RunParts:
         self._profiles: dict[str, Profile | EngineError] = {}
         self._kept = KeptDistributions()
         self._arm_scores: dict[str, ArmScores] = {}
-        self._gates: dict[str, tuple[str, ...]] = {}
-        self._own_answers: dict[str, list[tuple[int, ...]]] = {}
-        """By the model: our answers to the questions of the gate."""
+        self._gate = AnswersGate(self._checkpoint_for_gate)
         self.on_wait: WaitListener = log_waiting
         self.on_note: Callable[[str], None] = log.info
         """Told what takes long before the first trial."""
@@ -141,22 +141,19 @@ class RunParts:
             requests=requests,
             max_batch=plan.engine.max_batch,
             unmeasured=self._unmeasured(plan, engine, workload, requests),
-            gate_faults=self._gate_faults(plan, engine),
+            gate=self._passed_gate(plan, engine),
         )
 
-    def _gate_faults(self, plan: CellPlan, engine: Engine) -> tuple[str, ...]:
-        """Of an engine that takes our tokens and is not ours, once a cell."""
-        if not isinstance(plan.engine, ExternalSpec) or not plan.engine.is_gated:
-            return ()
-        cell_id, source = plan.cell.cell_id, f"{plan.model.source}, {plan.model.dtype}"
-        if cell_id not in self._gates:
-            asked = gate.requests_of(engine.tokenizer.encode_prompt)
-            if source not in self._own_answers:
-                self._own_answers[source] = gate.answers_of(self._reference_engine(as_lossless(plan)), asked)
-            theirs = gate.answers_of(engine, asked)
-            faults = gate.faults(self._own_answers[source], theirs, engine.tokenizer.decode)
-            self._gates[cell_id] = tuple(f"{plan.cell.engine}: {fault}" for fault in faults)
-        return self._gates[cell_id]
+    def _passed_gate(self, plan: CellPlan, engine: Engine) -> Passed:
+        if isinstance(plan.model, PlayedModelSpec):
+            return Passed()
+        return self._gate.passed(plan, engine, self.facts(plan.model.source))
+
+    def _checkpoint_for_gate(self, plan: CellPlan) -> Checkpoint:
+        """Kept only where an arm of ours keeps it."""
+        assert not isinstance(plan.model, PlayedModelSpec)  # it has no answers
+        held = self._checkpoints.get((plan.model, AS_THE_MODEL, False))
+        return held or load_checkpoint(plan.model.source, torch_dtype(plan.model.dtype))
 
     def _calibrate(self, plan: CellPlan, engine: Engine, workload: Workload) -> None:
         if plan.own_engine.profile is None:
@@ -362,9 +359,7 @@ class RunParts:
         model, quantise, in_file = plan.model, plan.own_engine.quantise, experts_in_file(plan.own_engine)
         key = (model, quantise, in_file)
         if key not in self._checkpoints:
-            import torch
-
-            dtype = getattr(torch, model.dtype)
+            dtype = torch_dtype(model.dtype)
             self._checkpoints[key] = load_checkpoint(model.source, dtype, quantise, experts_as_filed=in_file)
         return self._checkpoints[key]
 
@@ -386,6 +381,13 @@ def _engine_key(plan: CellPlan) -> tuple[object, ...]:
     holds = own.ranks is not None or experts_in_file(own)
     learns = own.technique.wanted_prompts > 0 and own.profile is None
     return (plan.cell.engine, plan.model, plan.cell.device) if holds and not learns else (plan.cell.cell_id,)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Of a plan's model."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def threads_of_rank(engine: EngineSpec) -> int | None:

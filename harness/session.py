@@ -103,6 +103,14 @@ class ArmScores(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class Passed(NamedTuple):
+    """An engine's way through the gate of answers. faults: what is wrong with them. notes: what a reader must know of
+    how it was asked."""
+
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class PreparedCell:
     """Everything that one cell needs, built and opened."""
@@ -117,8 +125,8 @@ class PreparedCell:
     """How many of the requests that wait the engine takes together."""
     unmeasured: ArmScores = field(default_factory=ArmScores)
     """The same for every repeat."""
-    gate_faults: tuple[str, ...] = ()
-    """Of an engine that is not ours: what is wrong with its answers to short questions; it is marked with that."""
+    gate: Passed = field(default_factory=Passed)
+    """Of an engine that is not ours, by its answers to short questions; with a fault it is marked."""
 
 
 @dataclass
@@ -214,14 +222,15 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *arm.unmeasured.notes,
             *remarks_on(energies.readings),
             *lost,
-            *arm.gate_faults,
+            *arm.gate.faults,
+            *arm.gate.notes,
             *_remarks(arm.engine),
         ),
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=(
             *_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
             *((CORES_NOT_KEPT,) if lost else ()),
-            *((WRONG_ANSWERS,) if arm.gate_faults else ()),
+            *((WRONG_ANSWERS,) if arm.gate.faults else ()),
             *_own_marks(arm.engine),
             *placement_marks(placement),
         ),

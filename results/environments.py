@@ -119,6 +119,8 @@ class Road(Record):
     """Of each process, the most in a phase."""
     threads_are_asked: bool = False
     """Whether these numbers are only what was asked: of another engine, which does not tell how many computed."""
+    answers_are_seen: bool = True
+    """Whether anybody sees what it answers: of another engine, whose interface may show times alone."""
     prefill_threads: PhaseThreads | None = None
     decoding_threads: PhaseThreads | None = None
     """Of phases on cores or thread counts of their own. None: the plan chooses neither, or the phase did not occur."""

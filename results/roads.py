@@ -31,6 +31,7 @@ def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[
     parts += [f"{road.rounded_to} arithmetic"] if road.rounds_inputs and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
     parts += _thread_words(road) if with_chosen else []
+    parts += [] if road.answers_are_seen else ["answers not seen"]
     if road.n_processes > 1 or with_one:
         parts += [f"{road.n_processes} processes, {road.links}" if road.n_processes > 1 else "one process"]
     parts += [f"prefill {road.prefill}"] if road.prefill else []

@@ -28,16 +28,20 @@ def checkpoint() -> Checkpoint:
     return load_checkpoint(MODEL, torch.float32)
 
 
+def dropless() -> Composed:
+    found = TECHNIQUE.read({"name": "dropless"})
+    assert isinstance(found, Composed)
+    return found
+
+
 def engine(**options: Any) -> ReferenceEngine:
-    dropless = TECHNIQUE.read({"name": "dropless"})
-    assert isinstance(dropless, Composed)
-    return ReferenceEngine(checkpoint(), dropless, threads=1, **options)
+    return ReferenceEngine(checkpoint(), dropless(), threads=1, **options)
 
 
 @contextmanager
-def served(**options: Any) -> Iterator[LocalServer]:
-    """With a reference engine of its own, of these options."""
-    computing = Computing(engine(**options))
+def served(own: ReferenceEngine | None = None, **options: Any) -> Iterator[LocalServer]:
+    """own: the engine behind it; else one of the bundled model, of these options."""
+    computing = Computing(own or engine(**options))
     server = LocalServer(computing, MODEL)
     threads = [
         threading.Thread(target=work, daemon=True)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from engines.external.gate import faults
+from engines.external.base import Answer
+from engines.external.gate import QUESTIONS, ReadsText, faults, faults_alone, requests_of, run_answers
+from engines.external.programs.engine import ProgramEngine
+from engines.model.checkpoints import BUNDLED_FOLDER, Checkpoint, inspect_checkpoint, load_checkpoint
+from engines.reference import ReferenceEngine
+from harness.answers_gate import AnswersGate
 from harness.commands import app
+from harness.core_sets import ThreadCounts
 from harness.external.catalog import EXTERNAL
 from harness.matrix import CellPlan
 from harness.plan import draft_plan
@@ -18,7 +30,11 @@ from harness.preflight import preflight
 from harness.run_parts import RunParts
 from harness.session import run_trial
 from results.cells import WRONG_ANSWERS, usable
-from tests.plans import DROPLESS, raw_plan
+from results.environments import Road
+from results.records import Request
+from results.roads import road_words
+from tests.plans import DROPLESS, MODEL, raw_plan
+from tests.protocol_server import dropless, engine, served
 from tests.test_wheels import environment
 
 OURS = [(5, 6, 7, 8, 9, 10, 5, 6), (11, 12, 13, 14, 15, 16, 17, 18), (20, 21, 22, 23, 24, 25, 26, 27)]
@@ -26,6 +42,13 @@ OURS = [(5, 6, 7, 8, 9, 10, 5, 6), (11, 12, 13, 14, 15, 16, 17, 18), (20, 21, 22
 
 def words(tokens: Any) -> str:
     return "".join("\ufffd" if token >= 1000 else f"w{token} " for token in tokens)
+
+
+def numbers(text: str) -> list[int]:
+    return [1000 if "\ufffd" in word else int(word[1:]) for word in text.split()]
+
+
+WORDS = ReadsText(numbers, words)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +60,32 @@ def words(tokens: Any) -> str:
         ([(1, *OURS[0][1:]), (2, *OURS[1][1:]), OURS[2]], ("2 of 3 short answers begin with another token than ours",)),
         ([OURS[0], OURS[1][:1] * 8, OURS[2]], ("1 of 3 answers repeat one token, and ours do not",)),
         ([(5, *range(1000, 1040)), OURS[1], OURS[2]], ("1 of 3 answers cannot be read, and ours can",)),
+        # Texts: blanks in front are anybody's.
+        ([f" {words(OURS[0])}", "w11", words(OURS[2])[:4]], ()),
+        (["w5 w6", "w1", "w2"], ("2 of 3 short answers begin with another token than ours",)),
+        (["", "", words(OURS[2])], ("2 of 3 short answers begin with another token than ours",)),
+        (["w5 w5 w5 w5 w5", "w11", "w20"], ("1 of 3 answers repeat one token, and ours do not",)),
+        (["w5" + 9 * "\ufffd", "w11", "w20"], ("1 of 3 answers cannot be read, and ours can",)),
     ],
 )
 def test_the_gate_tells_other_words_repeats_and_what_cannot_be_read(
-    theirs: list[tuple[int, ...]], told: tuple[str, ...]
+    theirs: list[Answer], told: tuple[str, ...]
 ) -> None:
-    assert faults(OURS, theirs, words) == told
+    assert faults(OURS, theirs, WORDS) == told
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        ([" Paris.", " 5 x y", " w1 w2"], ()),
+        ([" Rome.", " four", ""], ()),
+        ([" Rome.", " 5", " w1"], ("none of 2 short answers has a word that is known (Paris, 4)",)),
+        ([" Paris", " 4", "w7 w7 w7 w7"], ("1 of 3 answers repeat one token",)),
+        ([" Paris", " 4", "\ufffd\ufffd\ufffd w7"], ("1 of 3 answers cannot be read",)),
+    ],
+)
+def test_without_our_weights_the_gate_asks_what_every_model_knows(theirs: list[str], told: tuple[str, ...]) -> None:
+    assert faults_alone(theirs, ReadsText(lambda text: [len(word) for word in text.split()], words)) == told
 
 
 def prepared(engine: dict[str, Any], workload: dict[str, Any]) -> tuple[RunParts, CellPlan]:
@@ -62,9 +105,9 @@ def test_llama_cpp_and_ours_answer_a_window_alike_and_a_wrong_model_is_marked(
     monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
     llama = {"name": "other", "runs": "llama.cpp", "threads": 1}
     found = {}
-    for engine in (DROPLESS | {"threads": 1}, llama):
-        parts, cell = prepared(engine, LENGTHS)
-        found[engine["name"]], _ = run_trial(parts.arm(cell), draft_plan(raw_plan()).plan.protocol, 0)
+    for arm in (DROPLESS | {"threads": 1}, llama):
+        parts, cell = prepared(arm, LENGTHS)
+        found[arm["name"]], _ = run_trial(parts.arm(cell), draft_plan(raw_plan()).plan.protocol, 0)
         parts.close()
     own, its = found["dropless"], found["other"]
     assert [c.token_ids for c in its.completions] == [c.token_ids for c in own.completions]
@@ -87,6 +130,122 @@ def test_llama_cpp_and_ours_answer_a_window_alike_and_a_wrong_model_is_marked(
     assert WRONG_ANSWERS in marked.marks
     assert usable([marked]) == []
     assert any(note.startswith("other: ") for note in marked.notes)
+
+
+def other_weights(folder: Path) -> ReferenceEngine:
+    """Of the bundled model with its embedding turned around."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(BUNDLED_FOLDER / "tiny-qwen3-moe", folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    return ReferenceEngine(load_checkpoint(str(folder), torch.float32), dropless(), threads=1)
+
+
+@pytest.mark.parametrize("flavour", ["joulebench", "openai"])
+def test_a_server_is_asked_before_any_number_and_one_with_other_weights_is_marked(flavour: str, tmp_path: Path) -> None:
+    """The plain protocol cannot be asked for exact lengths, and tells no ids."""
+    asks = {"name": "sharegpt", "limit": 1, "max_turns": 1, "max_new_tokens": 8}
+    found = []
+    for own in (None, other_weights(tmp_path / "other")):
+        with served(own) as server:
+            parts, cell = prepared({"name": "s", "runs": "openai", "url": server.url, "flavour": flavour}, asks)
+            found.append(parts.arm(cell).gate)
+            parts.close()
+    right, wrong = found
+    assert right == ((), ())
+    assert any("short answers begin with another token than ours" in fault for fault in wrong.faults)
+
+
+ANSWERS = """#!/bin/sh
+# As llama_main: the prompt, each piece of its answer as it comes, and a line of figures.
+[ -z "$ASKED" ] || echo "$@" >>"$ASKED"
+cat prompt.txt
+case "$(cat prompt.txt)" in {cases} esac
+printf '\\nPyTorchObserver {{"prompt_tokens":5}}\\n'
+"""
+
+
+def llama_main(folder: Path, answers: Sequence[str]) -> dict[str, Any]:
+    """An arm whose program says this to the questions of the gate."""
+    folder.mkdir()
+    cases = "".join(
+        f"{shlex.quote(q.text)}) printf %s {shlex.quote(a)};; " for q, a in zip(QUESTIONS, answers, strict=True)
+    )
+    for name, text in (("llama_main", ANSWERS.format(cases=cases)), ("m.pte", "m"), ("tokenizer.json", "{}")):
+        (folder / name).write_text(text)
+    (folder / "llama_main").chmod(0o755)
+    files = {"program": "llama_main", "model_file": "m.pte", "tokenizer_file": "tokenizer.json"}
+    return {"name": "et", "runs": "executorch", "threads": 1} | {key: str(folder / name) for key, name in files.items()}
+
+
+def test_a_program_that_shows_answers_is_asked_once_for_all_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = engine()
+    ours = [own.tokenizer.decode(ids) for ids in run_answers(own, requests_of(own.tokenizer.encode_prompt))]
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    arm = llama_main(tmp_path / "right", ours)
+    parts, cell = prepared(arm, LENGTHS)
+    assert parts.arm(cell).gate == ((), ())
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 3
+    assert all("--temperature=0" in line and "--max_new_tokens=12" in line for line in asked)
+    assert not any("--ignore_eos" in line or "--warmup" in line for line in asked)
+    # Another arm of the same files.
+    more = replace(cell, engine=cell.engine.model_copy(update={"threads": ThreadCounts(prefill=2, decode=2)}))
+    more = replace(more, cell=more.cell.model_copy(update={"cell_id": "other", "engine": "more"}))
+    assert parts.arm(more).gate == ((), ())
+    parts.close()
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+    parts, cell = prepared(llama_main(tmp_path / "wrong", ["!" * 40, "?", ours[2]]), LENGTHS)
+    assert parts.arm(cell).gate.faults[0] == "et: 2 of 3 short answers begin with another token than ours"
+    parts.close()
+
+
+def test_an_engine_that_shows_no_answer_is_told_in_the_words_of_its_road(tmp_path: Path) -> None:
+    for name in ("llama-bench", "m.gguf"):
+        (tmp_path / name).write_text("GGUF")
+    arm = {"name": "lb", "runs": "llama-bench", "program": str(tmp_path / "llama-bench"), "threads": 1}
+    parts, cell = prepared(arm | {"model_file": str(tmp_path / "m.gguf")}, LENGTHS)
+    found = parts.arm(cell)
+    parts.close()
+    told = "lb: whether it answers right is not seen: it makes up its prompts, and shows no answer"
+    assert found.gate == ((), (told,))
+    assert isinstance(found.engine, ProgramEngine)
+    road = road_words(Road(arithmetic="llama-bench", dtype=None, n_threads=1, answers_are_seen=False))
+    assert road == "llama-bench, 1 thread, answers not seen"
+
+
+class SaysParis:
+    why_silent = None
+    tokenizer = engine().tokenizer
+
+    def answer_aside(self, request: Request) -> str:
+        return " Paris, of course"
+
+
+@pytest.mark.parametrize("why", ["not on this machine", "of this machine's memory are free"])
+def test_where_our_weights_are_not_here_or_do_not_fit_what_is_known_stands_in(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, cell = prepared(llama_main(tmp_path / "et", ["", "", ""]), LENGTHS)
+    parts.close()
+    facts = inspect_checkpoint(MODEL)
+    if why.startswith("not"):
+        facts = replace(facts, folder=tmp_path / "et")
+    else:
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 20))
+
+    def load(plan: CellPlan) -> Checkpoint:
+        raise AssertionError("weights that are not here, or too large, are not read")
+
+    passed = AnswersGate(load).passed(cell, SaysParis(), facts)  # type: ignore[arg-type]
+    assert passed.faults == ()
+    assert len(passed.notes) == 1
+    assert passed.notes[0].startswith("et: its answers were held against what is known, and not against ours: ")
+    assert why in passed.notes[0]
 
 
 def test_a_program_of_this_host_is_not_on_a_phone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,12 +23,15 @@ from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
 from engines.base import unheard
+from engines.external import gate
 from engines.external.programs.engine import ProgramEngine
 from engines.external.programs.executorch import ExecuTorch, ExecuTorchOptions
 from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
 from engines.external.programs.phone_target import ROOT, PhoneTarget
 from engines.external.programs.program import PhaseSetting, Settings
 from engines.external.programs.target import HostTarget
+from engines.model.checkpoints import BUNDLED_FOLDER
+from engines.model.tokenizer import Tokenizer
 from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.progress import PlainProgress
@@ -221,6 +224,25 @@ echo 'PyTorchObserver {"prompt_tokens":16,"generated_tokens":3,"inference_start_
     assert any("the program's own stamps; the phone's wall clock" in remark for remark in engine.take_remarks())
     engine.close()
     assert not list(fake.root.rglob("prompt.txt"))
+
+
+LLAMA_MAIN = """#!/bin/sh
+cat prompt.txt
+printf ' Paris.\\nPyTorchObserver {"prompt_tokens":5}\\n'
+"""
+
+
+def test_a_program_on_a_phone_is_asked_for_its_answers(device: AndroidDevice, tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("llama_main", "m.pte", "tokenizer.json")}
+    for path in files.values():
+        path.write_text(LLAMA_MAIN)
+    alike = Settings(PhaseSetting(1, frozenset({0})), PhaseSetting(1, frozenset({0})))
+    program = ExecuTorch(ExecuTorchOptions(), alike, "./m.pte", "./tokenizer.json")
+    tokenizer = Tokenizer(BUNDLED_FOLDER / "tiny-qwen3-moe", "tiny", (), 2048)
+    target = PhoneTarget(device, CLOCK.now_s)
+    engine = ProgramEngine(program, target, files, device.name, tokenizer, 512, CLOCK.now_s, 30.0)
+    assert gate.answers_of(engine, gate.requests_of(tokenizer.encode_prompt)) == [" Paris."] * 3
+    engine.close()
 
 
 def test_a_phone_that_another_process_has_is_refused_with_its_name(

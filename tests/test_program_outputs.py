@@ -26,6 +26,7 @@ from engines.external.programs.program import (
     ProgramCall,
     ProgramError,
     ProgramOutput,
+    Question,
     Settings,
     Stretch,
     positive,
@@ -105,13 +106,26 @@ class Printing:
         return self._at_s
 
 
+@pytest.mark.parametrize("echoed", ["The capital of France is", ""])
+def test_an_answer_of_executorch_is_what_its_runner_printed_behind_the_prompt(echoed: str) -> None:
+    """As the wheel 1.5.1 printed it: it has the runner of `llama_main`, without the prompt in front."""
+    asked = Question("The capital of France is", (1, 2, 3), 12)
+    line = 'PyTorchObserver {"prefill_token_per_sec":9000,"prompt_tokens":9,"generated_tokens":11}'
+    said = EXECUTORCH.answer(asked, printed(f"{echoed} Along Along Along\n{line}\n"))
+    assert said == " Along Along Along"
+    with pytest.raises(ProgramError, match="printed no line PyTorchObserver"):
+        EXECUTORCH.answer(asked, printed(f"{echoed} Along Along"))
+    with pytest.raises(ResultError, match="killed"):
+        EXECUTORCH.answer(asked, printed(f"{echoed} Along", code=137))
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("llama-bench", "llama-bench, prefill with 4 threads, decoding with 2 threads"),
-        ("MNN", "MNN, 4 threads"),
-        ("LiteRT-LM", "LiteRT-LM, 4 threads asked for and not told"),
-        ("mllm", "mllm, 4 threads asked for and not told"),
+        ("llama-bench", "llama-bench, prefill with 4 threads, decoding with 2 threads, answers not seen"),
+        ("MNN", "MNN, 4 threads, answers not seen"),
+        ("LiteRT-LM", "LiteRT-LM, 4 threads asked for and not told, answers not seen"),
+        ("mllm", "mllm, 4 threads asked for and not told, answers not seen"),
     ],
 )
 def test_a_trial_tells_threads_that_were_only_asked_from_those_that_the_program_names(name: str, words: str) -> None:

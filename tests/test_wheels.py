@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import engines.tiny
 from engines.errors import EngineError, OutOfMemoryError
+from engines.external import gate
 from engines.external.programs.engine import ProgramEngine
-from engines.external.programs.program import Lengths, PhaseSetting, ProgramError, ProgramOutput, Settings
+from engines.external.programs.program import Lengths, PhaseSetting, ProgramError, ProgramOutput, Question, Settings
 from engines.external.programs.target import HostTarget
 from engines.external.programs.wheel import EXECUTORCH, LITERT_LM, MNN, SCRIPTS, WheelKind, WheelProgram, wheel_in
 from engines.model.tokenizer import Tokenizer
@@ -196,3 +198,57 @@ def test_the_wheel_of_executorch_computes_what_it_was_asked() -> None:
     assert done.derived == ()
     assert any(remark.startswith("ExecuTorch 1.") for remark in remarks)
     assert not any("threads" in remark for remark in remarks)
+
+
+def of_transformers(width: int, inner: int, layers: int, reads: Tokenizer) -> list[tuple[int, ...]]:
+    """Greedy answers to the gate's questions of the random model that the wheels run (tests/golden/README.md)."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=2048, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=width, tie_word_embeddings=True, initializer_range=0.05,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).eval()
+    found = []
+    for request in gate.requests_of(reads.encode_prompt):
+        ids = torch.tensor([request.prompt_ids])
+        out = model.generate(ids, max_new_tokens=request.max_new_tokens, do_sample=False, eos_token_id=None)
+        found.append(tuple(out[0, ids.shape[1] :].tolist()))
+    return found
+
+
+def check_gate(engine: ProgramEngine, width: int, inner: int, layers: int) -> None:
+    """It passes beside transformers' answers of its own weights, and not beside those of others."""
+    reads = gate.ReadsText(engine.tokenizer.encode, engine.tokenizer.decode)
+    try:
+        theirs = gate.answers_of(engine, gate.requests_of(engine.tokenizer.encode_prompt))
+    finally:
+        engine.close()
+    assert gate.faults(of_transformers(width, inner, layers, engine.tokenizer), theirs, reads) == ()
+    others = [(5, 6, 7, 8)] * len(theirs)
+    assert gate.faults(others, theirs, reads)[0] == "3 of 3 short answers begin with another token than ours"
+
+
+def test_the_wheel_of_mnn_answers_as_transformers_does() -> None:
+    if importlib.util.find_spec("MNN") is None:
+        pytest.skip("the wheel MNN is not installed: pip install MNN")
+    files = {f"model/{path.name}": path for path in (GOLDEN / "mnn_model").iterdir()}
+    check_gate(real(MNN, Path(sys.executable), files, "model/config.json", precision="high"), 64, 128, 1)
+
+
+def test_the_wheel_of_litert_lm_answers_as_transformers_does() -> None:
+    if importlib.util.find_spec("litert_lm") is None:
+        pytest.skip("the wheel litert-lm is not installed: pip install litert-lm")
+    files = {"model.litertlm": GOLDEN / "litert_lm_model" / "model.litertlm"}
+    check_gate(real(LITERT_LM, Path(sys.executable), files, "./model.litertlm"), 64, 128, 1)
+
+
+def test_the_wheel_of_executorch_answers_as_transformers_does() -> None:
+    check_gate(executorch(executorch_python()), 32, 64, 4)
+
+
+@pytest.mark.parametrize("told", ['"answer": null', '"answer": [1, "2"]', '"n_new": 3'])
+def test_an_answer_of_a_wheel_that_is_none_is_no_answer(told: str) -> None:
+    with pytest.raises(ProgramError, match="told as an answer"):
+        program(MNN).answer(Question("q", (1,), 12), said(f"JOULEBENCH {{{told}}}")[0])

@@ -73,6 +73,22 @@ class Surroundings:
     """Told what takes long."""
 
 
+Answer = tuple[int, ...] | str
+"""Token ids of the plan's tokenizer, or a text where an engine tells none."""
+
+
+@runtime_checkable
+class AnswersAside(Protocol):
+    """An engine whose completions hold no words of its own. It is asked for them besides, outside any window."""
+
+    why_silent: str | None
+    """Why its answers cannot be seen; None where they can."""
+
+    def answer_aside(self, request: Request) -> Answer:
+        """Greedily, and without the prompt. Raises `EngineError`, `DeviceError`."""
+        ...
+
+
 @runtime_checkable
 class Closes(Protocol):
     """An engine with something to give back: a process, a program on a phone, memory."""

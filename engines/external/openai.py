@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import psutil
 
 from engines.answers import StopStrings
-from engines.base import PhaseListener
+from engines.base import PhaseListener, unheard
 from engines.errors import EngineError, NotSupportedError
+from engines.external.base import Answer
 from engines.external.openai_chunks import Streamed, Usage, model_in, scored_in, usage_in
 from engines.external.openai_counts import Room, check_models, check_prompt_count, tokens_of
 from engines.external.openai_flavours import FLAVOURS, FlavourName
@@ -54,6 +56,7 @@ class OpenAIEngine:
 
     time_method: Literal["measured", "modelled"] = "measured"
     needs_calibration = False
+    why_silent: str | None = None
 
     def __init__(
         self,
@@ -150,10 +153,24 @@ class OpenAIEngine:
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
         """Raises `EngineError`, with the server's own words where it has some."""
-        try:
+        with self._named():
             if request.kind == "loglikelihood":
                 return self._score(request, on_phase)
             return self._generate(request, on_phase)
+
+    def answer_aside(self, request: Request) -> Answer:
+        """See `engines.external.base.AnswersAside`. Counts of tokens are not proven: no figure comes from it, and a
+        text may have several spellings."""
+        with self._named():
+            streamed, _ = self._streamed(request, unheard)
+            self._check_asked(request, streamed)
+            return tuple(streamed.token_ids) or streamed.text
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors begin with the server's address."""
+        try:
+            yield
         except NotSupportedError:
             raise
         except EngineError as error:
@@ -164,6 +181,12 @@ class OpenAIEngine:
     # --- generations --------------------------------------------------------------------------------------------------
 
     def _generate(self, request: Request, on_phase: PhaseListener) -> Completion:
+        streamed, start_s = self._streamed(request, on_phase)
+        assert streamed.end_s is not None  # a stream without an end is refused
+        return self._completion(request, streamed, start_s, streamed.end_s)
+
+    def _streamed(self, request: Request, on_phase: PhaseListener) -> tuple[Streamed, float]:
+        """A whole answer, and when it was asked."""
         body = self._asked(request.prompt_ids) | self._sampling(request)
         body |= {"max_tokens": request.max_new_tokens, "stream": True, **self._flavour.ids}
         body["stream_options"] = {"include_usage": True}
@@ -194,12 +217,11 @@ class OpenAIEngine:
         if not streamed.pieces:
             on_phase("prefill end", end_s)
         on_phase("request end", end_s)
-        return self._completion(request, streamed, start_s, end_s)
+        return streamed, start_s
 
     def _completion(self, request: Request, streamed: Streamed, start_s: float, end_s: float) -> Completion:
         n_prompt = len(request.prompt_ids)
-        check_models(streamed.models, self._model)
-        check_prompt_count(request, streamed.usage.n_prompt, n_prompt, not self._flavour.takes_ids)
+        self._check_asked(request, streamed)
         tokens = tokens_of(streamed, request, self.tokenizer)
         n, most = len(tokens.token_ids), request.max_new_tokens
         if n > most or (request.ignore_end_tokens and not request.stop and n != most):
@@ -223,6 +245,11 @@ class OpenAIEngine:
             token_times_s=tokens.times_s,
             text=StopStrings(request.stop, self.tokenizer.decode).cut(streamed.text),
         )
+
+    def _check_asked(self, request: Request, streamed: Streamed) -> None:
+        """That this model read this prompt. Raises `EngineError`."""
+        check_models(streamed.models, self._model)
+        check_prompt_count(request, streamed.usage.n_prompt, len(request.prompt_ids), not self._flavour.takes_ids)
 
     def _sampling(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling

@@ -43,8 +43,6 @@ class ExternalSpec(Record):
     max_batch: ClassVar[int] = 1
     model_begins: ClassVar[bytes] = b""
     """With which bytes a model file begins that it reads; empty where nothing tells."""
-    is_gated: ClassVar[bool] = False
-    """Whether its answers to a few short questions are held against ours before it is measured."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
     runs: str
@@ -80,6 +78,11 @@ class ExternalSpec(Record):
 
         Raises `EngineError`: what is missing, and how to get it."""
         raise EngineError("a plan names where it is; see docs/engines")
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether it computes all of the model, so that the gate asks for answers that begin as ours."""
+        return True
 
     @property
     def options(self) -> dict[str, Any]:

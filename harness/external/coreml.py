@@ -85,6 +85,10 @@ class CoremlSpec(ExternalSpec):
 
         yield from (f"technique: {problem}" for problem in technique_in_the_way(self.technique))
 
+    @property
+    def is_lossless(self) -> bool:
+        return self.technique.lossless
+
     @classmethod
     def look(cls, environments: Sequence[Path] = ()) -> Found:
         return cls._found("macos", {})

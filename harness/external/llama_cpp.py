@@ -18,7 +18,6 @@ class LlamaCppSpec(ExternalSpec):
 
     tag: ClassVar[str] = "llama.cpp"
     what: ClassVar[str] = "llama.cpp on this host's CPU, by its C API (the wheel xllamacpp)"
-    is_gated: ClassVar[bool] = True
     model_begins: ClassVar[bytes] = b"GGUF"
     abilities: ClassVar[Abilities] = Abilities(
         token_ids=True,

@@ -15,7 +15,8 @@ from typing import Literal
 
 from devices.base import DeviceError, TransientDeviceError
 from engines.base import EngineError, PhaseListener
-from engines.external.programs.program import Figures, Lengths, Program, ProgramError, Stretch
+from engines.external.base import Answer
+from engines.external.programs.program import Answers, Figures, Lengths, Program, ProgramError, Question, Stretch
 from engines.external.programs.target import ProgramRun, Target
 from engines.model.tokenizer import Tokenizer
 from engines.profile import Profile
@@ -111,6 +112,20 @@ class ProgramEngine:
             is_spread=True,
         )
 
+    @property
+    def why_silent(self) -> str | None:
+        """See `engines.external.base.AnswersAside`."""
+        return self._program.why_silent
+
+    def answer_aside(self, request: Request) -> Answer:
+        assert isinstance(self._program, Answers)  # else it is silent
+        self.prepare()
+        asked = Question(self.tokenizer.decode(request.prompt_ids), request.prompt_ids, request.max_new_tokens)
+        texts = {PROMPT_FILE: asked.text} if self._program.reads_text else {}
+        return self._program.answer(
+            asked, self._target.run(self._program.question(asked), texts, self._timeout_s).output
+        )
+
     def _lengths(self, request: Request) -> Lengths:
         """Raises `EngineError` for a request that is more than lengths."""
         name = self._program.name
@@ -163,6 +178,7 @@ def _road(program: Program) -> Road:
         prefill_threads=prefill,
         decoding_threads=decode,
         threads_are_asked=not program.tells_threads,
+        answers_are_seen=program.why_silent is None,
     )
 
 

@@ -16,13 +16,16 @@ from engines.external.programs.program import (
     Figures,
     Lengths,
     ProgramCall,
+    ProgramError,
     ProgramOutput,
+    Question,
     Settings,
     behind_first,
     check_ended,
     last_told,
     one_setting,
     positive,
+    said_last,
     same,
     stamped,
 )
@@ -44,6 +47,7 @@ class ExecuTorch:
     executable = NAME
     reads_text = True
     tells_threads = False
+    why_silent: str | None = None
 
     def __init__(self, options: ExecuTorchOptions, settings: Settings, model: str, tokenizer: str) -> None:
         """model, tokenizer: files, from the program's folder. Raises `EngineError`."""
@@ -54,13 +58,16 @@ class ExecuTorch:
         self._tokenizer = tokenizer
 
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
+        warm_up = ("--warmup",) if self._options.warm_up else ()
+        return (self._call(lengths.n_new, "--ignore_eos", *warm_up),)
+
+    def _call(self, n_new: int, *more: str) -> ProgramCall:
         arguments = (
             f"./{NAME}", f"--model_path={self._model}", f"--tokenizer_path={self._tokenizer}",
-            f"--prompt_file={PROMPT_FILE}", f"--max_new_tokens={lengths.n_new}",
-            f"--cpu_threads={self._setting.n_threads}", "--temperature=0", "--ignore_eos",
-            *(("--warmup",) if self._options.warm_up else ()),
+            f"--prompt_file={PROMPT_FILE}", f"--max_new_tokens={n_new}",
+            f"--cpu_threads={self._setting.n_threads}", "--temperature=0", *more,
         )  # fmt: skip
-        return (ProgramCall(arguments, self._setting.cores),)
+        return ProgramCall(arguments, self._setting.cores)
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         [output] = outputs
@@ -71,3 +78,22 @@ class ExecuTorch:
         keys = ("inference_start_ms", "first_token_ms", "inference_end_ms")
         start_s, first_s, end_s = (positive(told.get(key), f"{NAME}: {key}") * 1e-3 for key in keys)
         return stamped(NAME, lengths, (start_s, first_s, end_s), "its own stamps, in milliseconds")
+
+    def question(self, asked: Question) -> ProgramCall:
+        return self._call(asked.n_new)
+
+    def answer(self, asked: Question, output: ProgramOutput) -> str:
+        """The prompt is printed in front of it."""
+        check_ended(NAME, output, UNSUPPORTED)
+        shown = printed_answer(NAME, output)
+        _, echoed, behind = shown.partition(asked.text)
+        return behind if echoed else shown
+
+
+def printed_answer(program: str, output: ProgramOutput) -> str:
+    """Its runner prints an answer piece by piece, and then a line of its figures: without that line the answer has not
+    ended. Raises `ProgramError`."""
+    shown, head, _ = output.stdout.partition(f"\n{OBSERVER}")
+    if not head:
+        raise ProgramError(f"{program} printed no line {OBSERVER.strip()}{said_last(output)}")
+    return shown

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from devices.ios.device import IosDevice
 from engines.external.programs.mnn_bench import APP_ERROR, DONE, app_arguments, app_figures
-from engines.external.programs.program import Figures, Lengths, PhaseSetting, ProgramCall, ProgramOutput, Settings
+from engines.external.programs.program import (
+    MAKES_UP,
+    Figures,
+    Lengths,
+    PhaseSetting,
+    ProgramCall,
+    ProgramOutput,
+    Settings,
+)
 from engines.external.programs.target import ProgramRun
 
 ARRIVAL = "the app's end is when its last line arrived here, later by the link's delay"
@@ -20,6 +28,7 @@ class MnnApp:
     executable = ""
     reads_text = False
     tells_threads = True
+    why_silent: str | None = MAKES_UP
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads

@@ -46,6 +46,9 @@ class LiteRtLm:
     executable = NAME
     reads_text = False
     tells_threads = False
+    why_silent: str | None = (
+        "it draws its answers as its model's file says, and cannot be told to take the likeliest token"
+    )
 
     def __init__(self, options: LiteRtOptions, settings: Settings, model: str) -> None:
         """model: the .litertlm file, from the program's folder. Raises `EngineError`."""

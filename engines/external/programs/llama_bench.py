@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engines.external.programs.program import (
+    MAKES_UP,
     Figures,
     Lengths,
     PhaseSetting,
@@ -47,6 +48,7 @@ class LlamaBench:
     executable = NAME
     reads_text = False
     tells_threads = True
+    why_silent: str | None = MAKES_UP
 
     def __init__(self, options: LlamaBenchOptions, settings: Settings, model: str) -> None:
         """model: the GGUF file, from the program's folder."""

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from engines.errors import NotSupportedError
 from engines.external.programs.program import (
+    MAKES_UP,
     Figures,
     Lengths,
     ProgramCall,
@@ -47,6 +48,7 @@ class Mllm:
     executable = NAME
     reads_text = False
     tells_threads = False
+    why_silent: str | None = MAKES_UP
 
     def __init__(self, options: MllmOptions, settings: Settings, model: str, config: str) -> None:
         """model, config: files, from the program's folder. Raises `EngineError`."""

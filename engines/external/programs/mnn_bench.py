@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from engines.errors import OutOfMemoryError
 from engines.external.programs.program import (
+    MAKES_UP,
     Figures,
     Lengths,
     ProgramCall,
@@ -52,6 +53,7 @@ class MnnBench:
     executable = NAME
     reads_text = False
     tells_threads = True
+    why_silent: str | None = MAKES_UP
 
     def __init__(self, options: MnnOptions, settings: Settings, model: str) -> None:
         """model: its config.json, from the program's folder. Raises `EngineError`."""

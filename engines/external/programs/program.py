@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engines.errors import EngineError, NotSupportedError, OutOfMemoryError
+from engines.external.base import Answer
 from results.printable import printable
 
 C_LOCALE = {"LC_ALL": "C"}
@@ -36,6 +37,14 @@ class Lengths(NamedTuple):
     """Of one request, in tokens. The first of the new tokens comes with the prompt's end."""
 
     n_prompt: int
+    n_new: int
+
+
+class Question(NamedTuple):
+    """Asked for its answer, not for its times. token_ids: of the text, by the plan's tokenizer."""
+
+    text: str
+    token_ids: tuple[int, ...]
     n_new: int
 
 
@@ -113,12 +122,28 @@ class Program(Protocol):
     settings: Settings
     tells_threads: bool
     """Whether its output names the number of threads, which `figures` then holds against what was asked."""
+    why_silent: str | None
+    """Why nobody sees what it answers; None of programs that are `Answers` too."""
 
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
         """Raises `EngineError` for what it cannot be asked, `NotSupportedError` for what it cannot do."""
         ...
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
+        """Raises `ProgramError`, `ResultError`."""
+        ...
+
+
+MAKES_UP = "it makes up its prompts, and shows no answer"
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """A program that can also be asked a question, and shows what it answers."""
+
+    def question(self, asked: Question) -> ProgramCall: ...
+
+    def answer(self, asked: Question, output: ProgramOutput) -> Answer:
         """Raises `ProgramError`, `ResultError`."""
         ...
 

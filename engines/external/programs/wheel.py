@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engines.errors import EngineError
+from engines.external.base import Answer
+from engines.external.programs.executorch import printed_answer
 from engines.external.programs.litert_lm import with_a_mean_step
 from engines.external.programs.program import (
     Figures,
@@ -21,6 +23,7 @@ from engines.external.programs.program import (
     ProgramCall,
     ProgramError,
     ProgramOutput,
+    Question,
     Settings,
     behind_first,
     check_ended,
@@ -36,13 +39,15 @@ SCRIPTS = Path(__file__).parent / "wheels"
 
 
 class WheelKind(NamedTuple):
-    """name: of the engine. package: as its metadata is called. figures: of what its script told. tells_threads: how
+    """name: of the engine. package: as its metadata is called. figures: of what its script told. answer: of what it
+    printed and told. tells_threads: how
     many computed, and not what was asked."""
 
     name: str
     package: str
     script: str
     figures: Callable[[str, Lengths, Mapping[str, Any]], Figures]
+    answer: Callable[[str, ProgramOutput, Mapping[str, Any]], Answer]
     reads_text: bool = False
     tells_threads: bool = False
 
@@ -90,25 +95,38 @@ class WheelProgram:
         self.executable = kind.script
         self.reads_text = kind.reads_text
         self.tells_threads = kind.tells_threads
+        self.why_silent: str | None = None
         self.settings = settings
         self.python = python
         self.model = model
         self.options = options
 
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
+        return (self._call(n_prompt=lengths.n_prompt, n_new=lengths.n_new),)
+
+    def _call(self, **asked: object) -> ProgramCall:
         setting = one_setting(self.settings, f"the wheel {self.kind.package}")
-        asked = {
-            "model": self.model, "threads": setting.n_threads, "n_prompt": lengths.n_prompt, "n_new": lengths.n_new,
-            **self.options,
-        }  # fmt: skip
-        words = (str(self.python), "-I", f"./{self.executable}", json.dumps(asked))
-        return (ProgramCall(words, setting.cores),)
+        said = {"model": self.model, "threads": setting.n_threads, **asked, **self.options}
+        words = (str(self.python), "-I", f"./{self.executable}", json.dumps(said))
+        return ProgramCall(words, setting.cores)
+
+    def _told(self, output: ProgramOutput) -> Mapping[str, Any]:
+        """Raises `ProgramError`, `ResultError`."""
+        check_ended(self.kind.script, output)
+        lines = (line for line in output.stdout.splitlines() if line.startswith(SAID))
+        return last_told(self.kind.script, lines, SAID, output)
+
+    def question(self, asked: Question) -> ProgramCall:
+        question = {"text": asked.text, "token_ids": asked.token_ids}
+        return self._call(question=question, n_prompt=len(asked.token_ids), n_new=asked.n_new)
+
+    def answer(self, asked: Question, output: ProgramOutput) -> Answer:
+        told = self._told(output)
+        return self.kind.answer(self.kind.script, output, told)
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         [output] = outputs
-        check_ended(self.kind.script, output)
-        lines = (line for line in output.stdout.splitlines() if line.startswith(SAID))
-        told = last_told(self.kind.script, lines, SAID, output)
+        told = self._told(output)
         if self.kind.tells_threads:
             same(told.get("threads"), self.settings.prefill.n_threads, f"{self.kind.script}: threads")
         return self.kind.figures(self.kind.script, lengths, told)
@@ -155,8 +173,29 @@ def _version(told: Mapping[str, Any]) -> str | None:
     return version if isinstance(version, str) else None
 
 
-MNN = WheelKind("MNN", "MNN", "mnn_wheel.py", mnn_figures)
-LITERT_LM = WheelKind("LiteRT-LM", "litert-lm", "litert_lm_wheel.py", litert_figures)
+def told_answer(script: str, output: ProgramOutput, told: Mapping[str, Any]) -> Answer:
+    """Token ids of a wheel that is given some, else a text."""
+    answer = told.get("answer")
+    if isinstance(answer, list) and all(type(token) is int for token in answer):
+        return tuple(answer)
+    if not isinstance(answer, str):
+        raise ProgramError(f"{script}: {answer!r:.100} told as an answer")
+    return answer
+
+
+def executorch_answer(script: str, output: ProgramOutput, told: Mapping[str, Any]) -> str:
+    """Printed by its runner: what it hands to Python fails at a piece that holds half a character."""
+    return printed_answer(script, output)
+
+
+MNN = WheelKind("MNN", "MNN", "mnn_wheel.py", mnn_figures, told_answer)
+LITERT_LM = WheelKind("LiteRT-LM", "litert-lm", "litert_lm_wheel.py", litert_figures, told_answer)
 EXECUTORCH = WheelKind(
-    "ExecuTorch", "executorch", "executorch_wheel.py", executorch_figures, reads_text=True, tells_threads=True
+    "ExecuTorch",
+    "executorch",
+    "executorch_wheel.py",
+    executorch_figures,
+    executorch_answer,
+    reads_text=True,
+    tells_threads=True,
 )
