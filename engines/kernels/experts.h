@@ -110,6 +110,7 @@ inline void narrow_experts(const Experts& e, int n_threads) {
 }
 
 inline void wide_experts(const Experts& e, int n_threads) {
+  const Timed timed(kGateUp);
   struct Block : TokenBlock {
     int64_t call;
     float* inner;  // panels of what goes into `down`
@@ -137,17 +138,20 @@ inline void wide_experts(const Experts& e, int n_threads) {
     inner += packed_size(block.n, width);
   }
   const int64_t n_blocks = int64_t(blocks.size());
-  in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; b++) {
-      const Block& block = blocks[b];
-      const auto row_of = [&](int64_t i) {
-        const int64_t token = e.token_R[block.first + i];
-        return token < 0 ? nullptr : e.hidden_TH + token * hidden;
-      };
-      pack(block.n, hidden, row_of, block.packed);
-      ready_block(block.n, e.gate(0), block.packed);
-    }
-  });
+  {
+    const Timed timed_packing(kPacking);
+    in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; b++) {
+        const Block& block = blocks[b];
+        const auto row_of = [&](int64_t i) {
+          const int64_t token = e.token_R[block.first + i];
+          return token < 0 ? nullptr : e.hidden_TH + token * hidden;
+        };
+        pack(block.n, hidden, row_of, block.packed);
+        ready_block(block.n, e.gate(0), block.packed);
+      }
+    });
+  }
   // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
   constexpr int64_t half = kTileRows / 2, of_group = kGroupRows / 2;
   const int64_t n_groups = (width + of_group - 1) / of_group, n_units = n_blocks * n_groups;
@@ -174,10 +178,13 @@ inline void wide_experts(const Experts& e, int n_threads) {
       }
     }
   });
-  if (e.down(0).arithmetic != kByFp32)
+  if (e.down(0).arithmetic != kByFp32) {
+    const Timed timed_packing(kPacking);
     in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; b++) ready_block(blocks[b].n, e.down(0), blocks[b].inner);
     });
+  }
+  const Timed timed_down(kDown);
   if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not blocks, so that no two threads add to the same one.
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;

@@ -99,6 +99,7 @@ void joulebench_experts(const Matrix* matrices, int64_t n_calls, const int64_t* 
 
 void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const float* weight, float eps, float* out,
                          int32_t n_threads) {
+  const Timed timed(kNorms);
   in_chunks(n_rows, std::max<int64_t>(1, (1 << 15) / width), n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) rms_norm_row(x + r * width, width, weight, eps, out + r * width);
   });
@@ -108,6 +109,7 @@ void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const fl
 void joulebench_attention(const AttentionLayer* layer, const float* x, int64_t n_tokens, const float* cos_TP,
                           const float* sin_TP, int64_t n_pairs, const Chunk* chunks, int64_t n_chunks, float* out,
                           int32_t n_threads) {
+  const Timed timed(kHeads);  // what the block's other parts leave
   attention_block(*layer, x, n_tokens, cos_TP, sin_TP, n_pairs, chunks, n_chunks, out, n_threads);
 }
 

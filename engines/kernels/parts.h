@@ -1,12 +1,15 @@
-// Where a decode step's time goes, for the benchmark decode_parts: counted only where JOULEBENCH_PARTS is defined.
+// Where a step's time goes, for the benchmarks decode_parts and prefill_parts: counted only where JOULEBENCH_PARTS is
+// defined.
 
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 
-// The order is that of tests.benchmarks.decode_parts.
-enum Part { kInProjections, kHeads, kAttending, kOutProjection, kRouting, kGateUp, kDown, kNorms, kWaiting, kParts };
+// The order is that of tests.benchmarks.decode_parts. kPacking: of many tokens, into panels, and there rounded.
+enum Part {
+  kInProjections, kHeads, kAttending, kOutProjection, kRouting, kGateUp, kDown, kNorms, kWaiting, kPacking, kParts
+};
 
 #ifdef JOULEBENCH_PARTS
 

@@ -11,6 +11,7 @@
 
 #include "matrix.h"
 #include "narrow.h"
+#include "parts.h"
 #include "pool.h"
 #include "wide_by.h"
 
@@ -69,13 +70,16 @@ inline void wide_products(const Product* products, int n_products, const float* 
   const auto block_of = [&](int64_t b) {
     return TokenBlock{b * per_block, std::min(per_block, n_tokens - b * per_block), packed + b * per_block * columns};
   };
-  in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; b++) {
-      const TokenBlock block = block_of(b);
-      pack(block.n, columns, [&](int64_t i) { return x + (block.first + i) * columns; }, block.packed);
-      ready_block(block.n, m0, block.packed);
-    }
-  });
+  {
+    const Timed timed(kPacking);
+    in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; b++) {
+        const TokenBlock block = block_of(b);
+        pack(block.n, columns, [&](int64_t i) { return x + (block.first + i) * columns; }, block.packed);
+        ready_block(block.n, m0, block.packed);
+      }
+    });
+  }
   const auto n_groups_of = [](const Product& p) { return (p.matrix->rows + kGroupRows - 1) / kGroupRows; };
   int64_t n_groups = 0;
   for (int i = 0; i < n_products; i++) n_groups += n_groups_of(products[i]);

@@ -91,15 +91,58 @@ inline void pack(int64_t n, int64_t columns, const F& row_of, float* packed) {
   }
 }
 
+struct Row {
+  const Matrix* matrix;
+  int64_t row;
+};
+
+// The lines that a tile takes next. They come in pieces too short for the hardware to foresee, and are asked for a few at a
+// time while the tile before is multiplied: a core waits where it is to ask for many at once.
+struct Ahead {
+  const char* lines[kTileRows * (kDepth * int64_t(sizeof(float)) / kLine + 1)];
+  int n = 0, asked = 0, at_once = 0;
+
+  void add(const Row& row, int64_t first, int64_t n_columns) {
+    const int64_t bits = kBits[row.matrix->format], start = (row.row * row.matrix->columns + first) * bits / 8;
+    const char* from = (const char*)row.matrix->values + start;
+    for (int64_t byte = 0; byte < n_columns * bits / 8; byte += kLine) lines[n++] = from + byte;
+  }
+  // What comes after the columns before `done` of a tile: its next columns, or the next tile's first, which may be the
+  // next group's. n_strips: in which they are to be asked for.
+  template <class F>
+  void fill(int64_t columns, int start, int64_t done, int64_t n_strips, const F& row_at) {
+    const bool is_last = done >= columns;
+    const int64_t next = is_last ? 0 : done;
+    n = asked = 0;
+    for (int r = 0; r < kTileRows; r++)
+      add(row_at(start + r + (is_last ? kTileRows : 0)), next, std::min(kDepth, columns - next));
+    at_once = int((n + n_strips - 1) / n_strips);
+  }
+  __attribute__((always_inline)) void ask() {
+    for (const int end = std::min(n, asked + at_once); asked < end; asked++) __builtin_prefetch(lines[asked], 0, 2);
+  }
+  void ask_rest() {
+    for (; asked < n; asked++) __builtin_prefetch(lines[asked], 0, 2);
+  }
+};
+
+// Where nothing is asked for.
+struct NothingAhead {
+  void ask() const {}
+};
+
+constexpr int64_t kStrip = 16;  // columns between which is asked
+
 // tile[r][v] += weight(r, k) * panel(k, v) over k, summed first: short sums of sums round less than one long one. A panel
 // is V registers of type F wide. Rows of weights lie `stride` floats apart, or, where they are stored by columns
 // (ByColumn), all rows of one k lie together.
-template <class F, int R, int V, bool ByColumn = false>
-inline void multiply(const float* weights, int64_t stride, const float* panel, int64_t depth, float* tile,
-                     int64_t tile_stride) {
+template <class F, int R, int V, bool ByColumn = false, class A = NothingAhead>
+__attribute__((noinline)) void multiply(const float* weights, int64_t stride, const float* panel, int64_t depth, float* tile,
+                     int64_t tile_stride, A&& ahead = {}) {
   constexpr int kEach = sizeof(F) / sizeof(float);
   F sums[R][V] = {};
   for (int64_t k = 0; k < depth; k++) {
+    if (k % kStrip == 0) ahead.ask();
     F x[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) x[v] = load<F>(panel + k * kEach * V + kEach * v);
@@ -120,42 +163,17 @@ inline void multiply(const float* weights, int64_t stride, const float* panel, i
 }
 
 // A tile of twelve rows: as many at once as there are registers for their sums.
-inline void multiply_tile(const float* weights, const float* panel, int64_t depth, int lanes, float* tile) {
+inline void multiply_tile(const float* weights, const float* panel, int64_t depth, int lanes, float* tile, Ahead& ahead) {
 #ifdef JOULEBENCH_AVX512
-  if (lanes == 32) return multiply<fN, kTileRows, 2>(weights, kRowStride, panel, depth, tile, 32);
-  if (lanes == 16) return multiply<fN, kTileRows, 1>(weights, kRowStride, panel, depth, tile, 16);
+  if (lanes == 32) return multiply<fN, kTileRows, 2>(weights, kRowStride, panel, depth, tile, 32, ahead);
+  if (lanes == 16) return multiply<fN, kTileRows, 1>(weights, kRowStride, panel, depth, tile, 16, ahead);
 #else
   if (lanes == 16) {
-    multiply<f8, 6, 2>(weights, kRowStride, panel, depth, tile, 16);
-    return multiply<f8, 6, 2>(weights + 6 * kRowStride, kRowStride, panel, depth, tile + 6 * 16, 16);
+    multiply<f8, 6, 2>(weights, kRowStride, panel, depth, tile, 16, ahead);
+    return multiply<f8, 6, 2>(weights + 6 * kRowStride, kRowStride, panel, depth, tile + 6 * 16, 16, ahead);
   }
 #endif
-  multiply<f8, kTileRows, 1>(weights, kRowStride, panel, depth, tile, 8);
-}
-
-struct Row {
-  const Matrix* matrix;
-  int64_t row;
-};
-
-// Asks for columns of a row, so that they are near when they are widened: they come in pieces too short for the
-// hardware to foresee.
-inline void prefetch_row(const Row& row, int64_t first, int64_t n) {
-  const int64_t bits = kBits[row.matrix->format], start = (row.row * row.matrix->columns + first) * bits / 8;
-  const char* from = (const char*)row.matrix->values + start;
-  for (int64_t byte = 0; byte < n * bits / 8; byte += 64) __builtin_prefetch(from + byte, 0, 2);
-}
-
-// What comes after the columns before `done` of a tile: its next columns, or the next tile's first. Each of the panels
-// asks for its share.
-template <class F>
-inline void prefetch_share(int n_rows, int64_t columns, int start, int64_t done, int64_t p, int64_t panels, const F& row_at) {
-  const bool is_last = done >= columns;
-  const int64_t next = is_last ? 0 : done;
-  const int next_start = is_last ? start + kTileRows : start;
-  if (next_start >= n_rows) return;
-  for (int64_t r = p; r < kTileRows; r += panels)
-    prefetch_row(row_at(next_start + int(r)), next, std::min(kDepth, columns - next));
+  multiply<f8, kTileRows, 1>(weights, kRowStride, panel, depth, tile, 8, ahead);
 }
 
 // A tile's rows, widened. What a tile is to multiply_group: it takes rows, finds the part of a panel that they meet, and is
@@ -167,28 +185,31 @@ struct FloatTile {
     widen_row(*row.matrix, row.row, first, depth, weights + r * kRowStride);
   }
   static const float* part(const float* panel, int64_t first, int lanes) { return panel + first * lanes; }
-  void multiply_with(const float* panel, int64_t depth, int lanes, float* tile) const {
-    multiply_tile(weights, panel, depth, lanes, tile);
+  static int64_t n_strips(int64_t depth) { return (depth + kStrip - 1) / kStrip; }
+  void multiply_with(const float* panel, int64_t depth, int lanes, float* tile, Ahead& ahead) const {
+    multiply_tile(weights, panel, depth, lanes, tile, ahead);
   }
 };
 
 // Up to 48 matrix rows times all tokens of a block: results[panel][48][lanes]. row_at(r) names the r-th row, for any r
-// up to 47; from n_rows on it may be any row, and the results mean nothing.
+// up to 59; from n_rows on it may be any row, and the results mean nothing, but what comes next should be there.
 template <class Tile, class F>
 inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {
   Tile tile;
+  Ahead ahead;
   const int64_t panels = n_panels(block.n);
   std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
   for (int start = 0; start < n_rows; start += kTileRows)
     for (int64_t first = 0; first < columns; first += kDepth) {
       const int64_t depth = std::min(kDepth, columns - first);
       for (int r = 0; r < kTileRows; r++) tile.take(r, row_at(start + r), first, depth);
+      ahead.fill(columns, start, first + depth, panels * Tile::n_strips(depth), row_at);
       for (int64_t p = 0; p < panels; p++) {
-        prefetch_share(n_rows, columns, start, first + depth, p, panels, row_at);
         const int lanes = lanes_of(block.n, p);
         const float* part = Tile::part(block.packed + p * kPanel * columns, first, lanes);
-        tile.multiply_with(part, depth, lanes, results + p * kGroupRows * kPanel + start * lanes);
+        tile.multiply_with(part, depth, lanes, results + p * kGroupRows * kPanel + start * lanes, ahead);
       }
+      ahead.ask_rest();  // what narrow panels left
     }
 }
 
@@ -198,21 +219,25 @@ inline float* group_scratch() {
   return scratch(buffer, kMaxBlock * kGroupRows);
 }
 
-// add(token of the block, first row of eight, their results), then add_one(token, row, result) for what is left.
+// add(token of the block, first row of eight, their results), then add_one(token, row, result) for what is left. Token after
+// token: where rows of the output lie 4 KB apart, what writes a little of each in turn takes ten times as long.
 template <class F, class G>
 inline void each_result(const TokenBlock& block, int n_rows, const float* results, const F& add, const G& add_one) {
+  f8 columns[8][kGroupRows / 8];
   for (int64_t first = 0; first < block.n; first += 8) {  // eight rows become columns at a time
     const int64_t p = first / kPanel;
     const int lanes = lanes_of(block.n, p), n = int(std::min<int64_t>(8, block.n - first));
     const float* from = results + p * kGroupRows * kPanel + first % kPanel;
-    int row = 0;
-    for (; row + 8 <= n_rows; row += 8) {
+    for (int row = 0; row + 8 <= n_rows; row += 8) {
       f8 eight[8];
       for (int r = 0; r < 8; r++) eight[r] = load<f8>(from + (row + r) * lanes);
       transpose8(eight);
-      for (int t = 0; t < n; t++) add(first + t, row, eight[t]);
+      for (int t = 0; t < n; t++) columns[t][row / 8] = eight[t];
     }
-    for (; row < n_rows; row++)
-      for (int t = 0; t < n; t++) add_one(first + t, row, from[row * lanes + t]);
+    for (int t = 0; t < n; t++) {
+      int row = 0;
+      for (; row + 8 <= n_rows; row += 8) add(first + t, row, columns[t][row / 8]);
+      for (; row < n_rows; row++) add_one(first + t, row, from[row * lanes + t]);
+    }
   }
 }

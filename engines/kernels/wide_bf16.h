@@ -30,11 +30,13 @@ inline void pair_block(int64_t n, int64_t columns, float* packed) {
 
 // As `multiply` of wide.h; weights: a word for two columns.
 template <class F, int R, int V>
-inline void multiply_pairs(const int32_t* weights, int64_t stride, const float* panel, int64_t n_words, float* tile) {
+inline void multiply_pairs(const int32_t* weights, int64_t stride, const float* panel, int64_t n_words, float* tile,
+                           Ahead& ahead) {
   constexpr int kEach = sizeof(F) / sizeof(float);
   typedef decltype(F{} < F{}) W;
   F sums[R][V] = {};
   for (int64_t k = 0; k < n_words; k++) {
+    if (k % (kStrip / 2) == 0) ahead.ask();
     W x[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) x[v] = load<W>(panel + (k * V + v) * kEach);
@@ -65,11 +67,12 @@ struct PairTile {
     std::memcpy(to, (const uint16_t*)row.matrix->values + row.row * row.matrix->columns + first, depth * sizeof(uint16_t));
   }
   static const float* part(const float* panel, int64_t first, int lanes) { return panel + first / 2 * lanes; }
-  void multiply_with(const float* panel, int64_t depth, int lanes, float* tile) const {
+  static int64_t n_strips(int64_t depth) { return (depth + kStrip - 1) / kStrip; }
+  void multiply_with(const float* panel, int64_t depth, int lanes, float* tile, Ahead& ahead) const {
     const int64_t n_words = (depth + 1) / 2;
-    if (lanes == 32) return multiply_pairs<fN, kTileRows, 2>(weights, kStride, panel, n_words, tile);
-    if (lanes == 16) return multiply_pairs<fN, kTileRows, 1>(weights, kStride, panel, n_words, tile);
-    multiply_pairs<f8, kTileRows, 1>(weights, kStride, panel, n_words, tile);
+    if (lanes == 32) return multiply_pairs<fN, kTileRows, 2>(weights, kStride, panel, n_words, tile, ahead);
+    if (lanes == 16) return multiply_pairs<fN, kTileRows, 1>(weights, kStride, panel, n_words, tile, ahead);
+    multiply_pairs<f8, kTileRows, 1>(weights, kStride, panel, n_words, tile, ahead);
   }
 };
 

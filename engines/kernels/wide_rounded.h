@@ -104,9 +104,10 @@ inline void raise_row(const Matrix& m, int64_t row, int64_t first, int64_t n, ui
 constexpr int64_t kByteStride = kDepth + 64;                      // as kRowStride is for floats
 constexpr int64_t kScaleStride = kDepth / kRoundedColumns;
 
-// tile[r][v] += weight(r, k) * panel(k, v) over 32-column blocks. shift: 4 where weights are raised by 128, 0 by 8.
-template <class F, int R, int V>
-inline void multiply_bytes(const uint8_t* weights, const float* scales, const float* panel, int64_t n_blocks, int shift,
+// tile[r][v] += weight(r, k) * panel(k, v) over 32-column blocks. Nibbles, raised by 8, have a scale in each block; bytes,
+// raised by 128, have one for the row.
+template <class F, int R, int V, bool Nibbles>
+__attribute__((noinline)) void multiply_bytes(const uint8_t* weights, const float* scales, const float* panel, int64_t n_blocks,
                            float* tile) {
   constexpr int kEach = sizeof(F) / sizeof(float);
   typedef decltype(F{} < F{}) W;
@@ -115,7 +116,7 @@ inline void multiply_bytes(const uint8_t* weights, const float* scales, const fl
     W parts[R][V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) {
-      const W start = load<W>(panel + (9 * V + v) * kEach) << shift;
+      const W start = load<W>(panel + (9 * V + v) * kEach) << (Nibbles ? 0 : 4);
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) parts[r][v] = start;
     }
@@ -136,7 +137,8 @@ inline void multiply_bytes(const uint8_t* weights, const float* scales, const fl
       const F scale = load<F>(panel + (8 * V + v) * kEach);
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++)
-        sums[r][v] += __builtin_convertvector(parts[r][v], F) * (scale * scales[r * kScaleStride + block]);
+        sums[r][v] += __builtin_convertvector(parts[r][v], F) *
+                      (Nibbles ? scale * scales[r * kScaleStride + block] : scale);
     }
   }
 #pragma GCC unroll 12
@@ -144,28 +146,31 @@ inline void multiply_bytes(const uint8_t* weights, const float* scales, const fl
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) {
       float* to = tile + (r * V + v) * kEach;
-      store(to, load<F>(to) + sums[r][v]);
+      store(to, load<F>(to) + (Nibbles ? sums[r][v] : sums[r][v] * scales[r * kScaleStride]));
     }
 }
 
 // Of a tile of twelve rows, R at once.
-template <class F, int R, int V>
+template <bool Nibbles, class F, int R, int V>
 inline void multiply_byte_rows(const uint8_t* weights, const float* scales, const float* panel, int64_t n_blocks,
-                               int shift, float* tile) {
-  for (int r = 0; r < kTileRows; r += R)
-    multiply_bytes<F, R, V>(weights + r * kByteStride, scales + r * kScaleStride, panel, n_blocks, shift,
-                            tile + r * V * int(sizeof(F) / sizeof(float)));
+                               float* tile, Ahead& ahead) {
+  for (int r = 0; r < kTileRows; r += R) {
+    ahead.ask();
+    multiply_bytes<F, R, V, Nibbles>(weights + r * kByteStride, scales + r * kScaleStride, panel, n_blocks,
+                                     tile + r * V * int(sizeof(F) / sizeof(float)));
+  }
 }
 
+template <bool Nibbles>
 inline void multiply_byte_tile(const uint8_t* weights, const float* scales, const float* panel, int64_t n_blocks,
-                               int shift, int lanes, float* tile) {
+                               int lanes, float* tile, Ahead& ahead) {
 #ifdef JOULEBENCH_AVX512
-  if (lanes == 32) return multiply_byte_rows<fN, 6, 2>(weights, scales, panel, n_blocks, shift, tile);
-  if (lanes == 16) return multiply_byte_rows<fN, 12, 1>(weights, scales, panel, n_blocks, shift, tile);
-  multiply_byte_rows<f8, 12, 1>(weights, scales, panel, n_blocks, shift, tile);
+  if (lanes == 32) return multiply_byte_rows<Nibbles, fN, 6, 2>(weights, scales, panel, n_blocks, tile, ahead);
+  if (lanes == 16) return multiply_byte_rows<Nibbles, fN, 12, 1>(weights, scales, panel, n_blocks, tile, ahead);
+  multiply_byte_rows<Nibbles, f8, 12, 1>(weights, scales, panel, n_blocks, tile, ahead);
 #else
-  if (lanes == 16) return multiply_byte_rows<f8, 3, 2>(weights, scales, panel, n_blocks, shift, tile);
-  multiply_byte_rows<f8, 6, 1>(weights, scales, panel, n_blocks, shift, tile);
+  if (lanes == 16) return multiply_byte_rows<Nibbles, f8, 3, 2>(weights, scales, panel, n_blocks, tile, ahead);
+  multiply_byte_rows<Nibbles, f8, 6, 1>(weights, scales, panel, n_blocks, tile, ahead);
 #endif
 }
 
@@ -173,16 +178,19 @@ inline void multiply_byte_tile(const uint8_t* weights, const float* scales, cons
 struct ByteTile {
   alignas(64) uint8_t weights[kTileRows * kByteStride] = {};
   alignas(64) float scales[kTileRows * kScaleStride];
-  int shift = 0;  // of starts, which are those of int4
+  bool nibbles = false;
 
   void take(int r, const Row& row, int64_t first, int64_t depth) {
-    shift = row.matrix->format == kInt8 ? 4 : 0;
+    nibbles = row.matrix->format != kInt8;
     raise_row(*row.matrix, row.row, first, depth, weights + r * kByteStride, scales + r * kScaleStride);
   }
   static const float* part(const float* panel, int64_t first, int lanes) {
     return panel + first / kRoundedColumns * kRoundedFloats * lanes;
   }
-  void multiply_with(const float* panel, int64_t depth, int lanes, float* tile) const {
-    multiply_byte_tile(weights, scales, panel, n_pieces(depth, kRoundedColumns), shift, lanes, tile);
+  static int64_t n_strips(int64_t) { return 2; }
+  void multiply_with(const float* panel, int64_t depth, int lanes, float* tile, Ahead& ahead) const {
+    const int64_t n_blocks = n_pieces(depth, kRoundedColumns);
+    if (nibbles) multiply_byte_tile<true>(weights, scales, panel, n_blocks, lanes, tile, ahead);
+    else multiply_byte_tile<false>(weights, scales, panel, n_blocks, lanes, tile, ahead);
   }
 };
