@@ -76,7 +76,7 @@ inline void dot_pairs(const Matrix& m, int64_t row, int64_t step, const float* x
   const int64_t stride = pairs_stride(m.columns), n_whole = m.columns / kPairLanes;
   const uint16_t* rows[R];
   for (int r = 0; r < R; r++) rows[r] = (const uint16_t*)m.values + (row + r * step) * m.columns;
-  constexpr int U = R * T >= 8 ? 1 : 2;  // as in dot_in_order
+  constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
   const auto add = [&](int64_t i, int u, const wN (&weights)[R]) {
 #pragma GCC unroll 4
@@ -92,6 +92,8 @@ inline void dot_pairs(const Matrix& m, int64_t row, int64_t step, const float* x
   };
   int64_t i = 0;
   for (; i + U <= n_whole; i += U) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) ask_ahead(rows[r] + i * kPairLanes, U * kLine);
 #pragma GCC unroll 2
     for (int u = 0; u < U; u++) add_whole(i + u, u);
   }

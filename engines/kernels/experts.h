@@ -68,7 +68,7 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   }
   const float* input = prepared_rows(e.gate(0), rows_RH, up_stride ? n_rows : 1, input_buffer);
   float* inner_RI = scratch(inner_buffer, n_rows * width);
-  in_chunks(e.n_calls * width, rows_per_chunk(e.gate(0)) / 2 + 1, n_threads, [&](int64_t begin, int64_t end) {
+  in_row_chunks(e.n_calls * width, row_bytes(e.gate(0)), 2, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = begin / width; call * width < end; call++) {
       if (!e.is_made(call)) continue;
       const int64_t start = call * width;
@@ -91,8 +91,7 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   const float* prepared = prepared_rows(e.down(0), inner_RI, n_rows, prepared_buffer);
   if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not calls, so that no two threads add to the same one.
-  const int64_t chunk = std::max<int64_t>(8, rows_per_chunk(e.down(0)) / e.n_calls);
-  in_chunks(hidden, chunk, n_threads, [&](int64_t begin, int64_t end) {
+  in_row_chunks(hidden, row_bytes(e.down(0)), e.n_calls, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = e.first_made; call < e.end_made; call++) {
       in_streams(begin, end, [&](int64_t h, int64_t step, int n) {
         in_pieces(e, call, [&](int64_t first, int rows) {

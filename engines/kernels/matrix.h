@@ -214,6 +214,10 @@ struct NibbleRows {
   }
 };
 
+// Sums of one row and token that run side by side, so that additions do not wait for each other: as many as there are
+// registers for where four rows are read together. However many are, a row's sum is added in the same order.
+constexpr int sums_of_row(int n_tokens) { return n_tokens * 8 <= kLanes ? 2 : 1; }
+
 // --- any format -------------------------------------------------------------------------------------------------------
 
 template <class S>

@@ -11,17 +11,17 @@
 
 #include "bf16.h"
 #include "matrix.h"
+#include "pool.h"
 #include "rounded.h"
 
 constexpr int kMaxTokens = 8;
 constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough
 
-// R matrix rows, `step` rows apart, times T input rows: out[R][T]. Sums of U column groups run side by side where R T is small,
-// so that additions do not wait for each other.
+// R matrix rows, `step` rows apart, times T input rows: out[R][T].
 template <class S, int R, int T>
 inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
   const int64_t apart = step * columns;
-  constexpr int U = R * T >= 8 ? 1 : R * T >= 4 ? 2 : 4;
+  constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
   const auto add = [&](int64_t c, int u) {
 #pragma GCC unroll 4
@@ -232,11 +232,56 @@ inline Input input_of(const Matrix& m) {
   return m.format == kFp8 || m.format == kMxfp4 ? Input::kRaised : Input::kPlain;
 }
 
-// Rows of one chunk of work: about 128 KB, a few microseconds of reading.
-inline int64_t rows_per_chunk(const Matrix& m) {
-  const int64_t row_bytes = m.columns * kBits[m.format] / 8 + 1;
-  return std::max<int64_t>(1, (128 << 10) / row_bytes);
+// How rows are cut into chunks. Each is read from four places on, and every place costs a wait for the memory, so chunks
+// begin large. They shrink as less is left, so that threads end together.
+struct RowChunks {
+  int64_t n_rows, largest, smallest, shares, n_largest;
+
+  // n_matrices: that a chunk reads as many rows of, one after the other.
+  RowChunks(int64_t n_rows, int64_t row_bytes, int64_t n_matrices, int n_threads)
+      : n_rows(n_rows), shares(2 * std::max(n_threads, 2)) {
+    const auto rows_of = [&](int64_t bytes) { return std::max<int64_t>(1, bytes / row_bytes / kStreams) * kStreams; };
+    largest = rows_of(kLargest);
+    smallest = std::min(largest, rows_of(kSmallest / n_matrices));
+    n_largest = std::max<int64_t>(0, n_rows / largest - shares + 1);
+  }
+
+  int64_t after(int64_t row) const {
+    const int64_t share = (n_rows - row) / shares / kStreams * kStreams;
+    return std::min(n_rows, row + std::clamp(share, smallest, largest));
+  }
+
+  int64_t begin(int64_t chunk) const {
+    int64_t row = std::min(n_rows, std::min(chunk, n_largest) * largest);
+    for (int64_t c = n_largest; c < chunk; c++) row = after(row);
+    return row;
+  }
+
+  int64_t n() const {
+    int64_t chunks = n_largest;
+    for (int64_t row = begin(chunks); row < n_rows; row = after(row)) chunks++;
+    return chunks;
+  }
+
+  static constexpr int64_t kLargest = 256 << 10, kSmallest = 64 << 10;  // bytes of one matrix, and of all of them
+};
+
+// body(begin, end) over rows 0..n_rows-1.
+template <class F>
+inline void in_row_chunks(int64_t n_rows, int64_t row_bytes, int64_t n_matrices, int n_threads, const F& body) {
+  struct Job {
+    RowChunks chunks;
+    const F* body;
+  };
+  const Job job = {{n_rows, row_bytes, n_matrices, n_threads}, &body};
+  pool().run(job.chunks.n(), n_threads, [](const void* context, int64_t chunk) {
+    const Job& j = *static_cast<const Job*>(context);
+    const int64_t begin = j.chunks.begin(chunk);
+    (*j.body)(begin, j.chunks.after(begin));
+  }, &job);
 }
+
+inline int64_t row_bytes(const Matrix& m) { return std::max<int64_t>(1, m.columns * kBits[m.format] / 8); }
 
 // Input rows as rows of `m` want them; x itself where that is the plain way.
 inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, std::vector<float>& buffer) {

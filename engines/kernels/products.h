@@ -34,15 +34,15 @@ struct Product {
 inline void narrow_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
   thread_local std::vector<float> prepared[kInputs];
   const float* inputs[kInputs] = {};
-  int64_t n_rows = 0, chunk = INT64_MAX;
+  int64_t n_rows = 0, bytes = 1;
   for (int i = 0; i < n_products; i++) {
     const Matrix& m = *products[i].matrix;
     const int input = int(input_of(m));
     if (!inputs[input]) inputs[input] = prepared_rows(m, x, n_tokens, prepared[input]);
     n_rows += products[i].n_made();
-    chunk = std::min(chunk, rows_per_chunk(m));
+    bytes = std::max(bytes, row_bytes(m));
   }
-  in_chunks(n_rows, chunk, n_threads, [&](int64_t begin, int64_t end) {
+  in_row_chunks(n_rows, bytes, 1, n_threads, [&](int64_t begin, int64_t end) {
     int64_t start = 0;
     for (int i = 0; i < n_products; i++) {
       const Product& p = products[i];
