@@ -144,6 +144,24 @@ def test_bad_requests_get_one_clear_line(server: LocalServer, body: object, word
     assert [word for word in words if word not in message] == []
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ([], "the body: "),
+        ({"messages": [{"role": "user"}]}, "messages[0].content: is missing"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "name": "c"}]},
+            "messages[1].name: this server does not know the key",
+        ),
+    ],
+    ids=("no object", "no content", "a key inside"),
+)
+def test_a_bad_request_says_which_part_of_it_is_wrong(server: LocalServer, body: object, place: str) -> None:
+    status, found = post(server, CHAT, body)
+    assert status == 400
+    assert found["error"]["message"].startswith(place)
+
+
 def test_only_programs_of_this_machine_are_answered(server: LocalServer) -> None:
     asked = json.dumps({"prompt": "a", "max_tokens": 1})
     for headers, status in (

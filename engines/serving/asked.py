@@ -6,6 +6,7 @@ The keys are OpenAI's, and those that vLLM and llama-server added for measuring 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -141,7 +142,7 @@ def read_asked(schema: type[A], body: bytes) -> A:
 
 
 def _told(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"][:1])
+    where = _place(error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{where}: this server does not know the key; leave it out"
     if where == "prompt" and error["type"] != "missing":
@@ -151,3 +152,11 @@ def _told(error: Any) -> str:
     if error["type"] == "json_invalid":
         return f"the body is no JSON ({error['msg']})"
     return f"{where}: {error['msg']} (found {error['input']!r:.60})"
+
+
+def _place(loc: Sequence[str | int]) -> str:
+    """`messages[0].content`. Of other keys the name alone: behind it stand kinds that the value could have been."""
+    if not loc:
+        return "the body"
+    inner = loc[1:] if loc[0] == "messages" else ()
+    return str(loc[0]) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner)
