@@ -115,13 +115,13 @@ def _distinct(trials: Sequence[Trial]) -> list[Road]:
 
 
 def arithmetic_notes(run: RunData) -> list[str]:
-    """What the tokens of each device were computed by; of a GPU, where no build of ours matters, as its trials say."""
+    """What the tokens of each device were computed by; of a GPU and of other engines alone, where no build of ours
+    matters, as their trials say."""
     trials, devices = trials_of(run), dict[str, list[str]]()
     for device, environment in run.info.environments.items():
-        words = [build_words(environment.build)] if environment.build is not None else []
-        if not words:
-            own = [t for cell in run.cells if cell.device == device for t in trials[cell.cell_id]]
-            words = list(roads_of(own))
+        roads = _distinct([t for cell in run.cells if cell.device == device for t in trials[cell.cell_id]])
+        build = environment.build if not roads or any(of_ours(road) for road in roads) else None
+        words = [road_words(road) for road in roads] if build is None else [build_words(build)]
         if words:
             devices.setdefault(" / ".join(words), []).append(device)
     return [f"{', '.join(names)}: computed by {words}." for words, names in devices.items()]

@@ -226,6 +226,7 @@ BROKEN = [
     ("llama-bench", '"n_depth": 512', '"n_depth": 0', "n_depth: 512 asked, 0 done"),
     ("llama-bench", '"n_threads": 2', '"n_threads": 8', "n_threads: 2 asked, 8 done"),
     ("llama-bench", "\n]", "\n", "printed no whole result"),
+    ("llama-bench", "[\n", "{\n", "printed no JSON"),
     ("MNN", '"decode_tps": 32.0', '"decode_tps": "32,0"', "is no number"),
     ("MNN", '"prefill_tps": 256.0', '"prefill_tps": -256.0', "cannot be"),
     ("MNN", ', "prefill_tps": 256.0', "", "None' is no number"),

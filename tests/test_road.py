@@ -250,13 +250,24 @@ def test_a_gpu_is_not_said_to_compute_by_the_kernels_of_the_cpu() -> None:
     assert arithmetic_notes(run([cell("c1")], [trial("c1", 0)])) == [], "a run from before it was kept"
 
 
+BUILT = Build(
+    road="kernels", compiler="g++ 12.2.0", flags="-O3 -march=native", instruction_set="AVX2",
+    sha256="0123456789ab" + 52 * "c", torch_instruction_set="AVX512",
+)  # fmt: skip
+
+
+def test_another_engine_alone_is_not_said_to_compute_by_our_kernels() -> None:
+    other = Road(arithmetic="llama-bench", decoding=None, n_threads=2)
+    for roads, expected in (((other,), "llama-bench, 2 threads"), ((other, KERNELS), "kernels for AVX2")):
+        made = run([cell("c1")], [trial("c1", i, road=road) for i, road in enumerate(roads)])
+        made.info.environments["host"] = made.info.environments["host"].model_copy(update={"build": BUILT})
+        (note,) = arithmetic_notes(made)
+        assert note.startswith(f"host: computed by {expected}")
+
+
 def test_page_names_the_build_of_the_machine() -> None:
     made = run([cell("c1")], [trial("c1", 0, road=KERNELS)])
     machine = made.info.environments["host"]
-    built = Build(
-        road="kernels", compiler="g++ 12.2.0", flags="-O3 -march=native", instruction_set="AVX2",
-        sha256="0123456789ab" + 52 * "c", torch_instruction_set="AVX512",
-    )  # fmt: skip
-    made.info.environments["host"] = machine.model_copy(update={"build": built})
+    made.info.environments["host"] = machine.model_copy(update={"build": BUILT})
     expected = "kernels for AVX2, build 0123456789ab (g++ 12.2.0; -O3 -march=native); torch AVX512"
     assert expected in html_text(made).replace("&#43;", "+")

@@ -95,6 +95,8 @@ def _test(output: ProgramOutput) -> Mapping[str, Any]:
     """The one test of a call: its JSON stands between a line that is `[` and one that is `]`."""
     check_ended(NAME, output, UNSUPPORTED)
     lines = output.stdout.splitlines()
+    if "[" not in lines:
+        raise ProgramError(f"{NAME} printed no JSON, which begins with a line [{said_last(output)}")
     try:
         first = lines.index("[")
         text = "\n".join(lines[first : lines.index("]", first) + 1])
