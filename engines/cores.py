@@ -68,18 +68,26 @@ def phase_threads(setting: PhaseSetting, found: Iterable[str]) -> PhaseThreads:
     return PhaseThreads(n_threads=setting.n_threads, cores=asked, found=tuple(found))
 
 
-def why_not_bound(cores: frozenset[int]) -> str | None:
-    """Why threads of this process cannot be bound to these cores; None where they can."""
+def why_not_had(cores: frozenset[int]) -> str | None:
+    """Why neither this process nor one that it starts gets all of these cores; None where it does. taskset says
+    nothing: it takes any mask that has one core of this machine."""
     usable = usable_cpus()
     if usable is None:
         return "this system binds no thread to cores; remove cores"
     lacking = cores - usable
-    if lacking:
-        n = os.cpu_count() or len(usable)
-        absent = {core for core in lacking if core >= n}
-        if absent:
-            return f"this machine has no core {core_words(absent)}; this process may use {core_words(usable)}"
-        return f"this process may not use core {core_words(lacking)}; it may use {core_words(usable)}"
+    if not lacking:
+        return None
+    n = os.cpu_count() or len(usable)
+    absent = {core for core in lacking if core >= n}
+    if absent:
+        return f"this machine has no core {core_words(absent)}; this process may use {core_words(usable)}"
+    return f"this process may not use core {core_words(lacking)}; it may use {core_words(usable)}"
+
+
+def why_not_bound(cores: frozenset[int]) -> str | None:
+    """Why threads of this process cannot be bound to these cores; None where they can."""
+    if reason := why_not_had(cores):
+        return reason
     binding = next((name for name in BINDING_VARIABLES if os.environ.get(name, "").lower() not in ("", "false")), None)
     if binding is not None:
         return f"{binding}={os.environ[binding][:40]!r} has OpenMP bind torch's threads otherwise; unset it"

@@ -41,8 +41,8 @@ def engines_doctor(
     if kind not in {own.tag for own in DEVICE_KINDS} or kind == "model" or (kind == "host" and device != "host"):
         fail(f"--device {device}: engines go onto host, adb:SERIAL or ios:UDID; a sheet runs none", EXIT_BAD_PLAN)
     refuse_no_environments(kind, environments or ())
-    if kind == "adb":
-        typer.echo(phone_words(device), err=True)
+    if kind != "host":
+        typer.echo(printable(phone_words(device, kind)), err=True)
     rows = engine_rows(kind, environments or ())
     title = f"Engines that are not ours, on {device}"
     if as_json:
@@ -89,8 +89,12 @@ def refuse_no_environments(kind: str, environments: Sequence[Path]) -> None:
         fail(f"--environment: no virtual environment (no bin/python in it): {', '.join(none)}", EXIT_BAD_PLAN)
 
 
-def phone_words(device: str) -> str:
+def phone_words(device: str, kind: str) -> str:
     """Whether a plan could use this phone now."""
+    if kind == "ios":
+        from devices.ios.survey import whether_ready
+
+        return whether_ready(device)
     from devices.android.server import find_phone
     from devices.base import DeviceError
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.combinations import mismatch
+from harness.core_sets import CoreSets
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
 from harness.external.catalog import EXTERNAL
@@ -88,7 +89,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     for device in devices:
         problems += _device_problems(device, others)
     for other in others:
-        problems += external_problems(other)
+        problems += [*external_problems(other), *_other_core_problems(other, devices)]
     for engine in engines:
         problems += [*_engine_problems(engine, bool(computed)), *name_problems(engine)]
         problems += unread_problems(engine, named.devices)
@@ -214,19 +215,29 @@ def _engine_problems(engine: Part[EngineSpec], computes: bool) -> Iterator[str]:
             f"engine {engine.label}: technique {technique.technique} needs a profile with an estimator; make one with"
             " `joulebench calibrate --estimator` and name it as profile"
         )
-    yield from _core_problems(engine)
-
-
-def _core_problems(engine: Part[EngineSpec]) -> Iterator[str]:
-    """Cores that this machine lacks, or that this process may not use."""
-    if engine.spec.cores is None:
-        return
     from engines.cores import why_not_bound
 
-    for phase, cores in engine.spec.cores:
-        reason = None if cores is None else why_not_bound(parse_cores(cores))
-        if reason is not None:
-            yield f'engine {engine.label}: cores "{cores}" for {phase}: {reason}'
+    yield from _core_problems(engine.label, engine.spec.cores, why_not_bound)
+
+
+def _core_problems(
+    label: str, cores: CoreSets | None, why_not: Callable[[frozenset[int]], str | None]
+) -> Iterator[str]:
+    """Cores that this machine lacks, or that this process may not use: one line where both phases have them."""
+    listed = {phase: own for phase, own in cores or () if own is not None}
+    both = len(listed) == 2 and len(set(listed.values())) == 1
+    for phase, own in listed.items():
+        if reason := why_not(parse_cores(own)):
+            yield f'engine {label}: cores "{own}"{"" if both else f" for {phase}"}: {reason}'
+        if both:
+            return
+
+
+def _other_core_problems(engine: Part[ExternalSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
+    """Where it goes onto this host."""
+    named = engine.spec.devices
+    if any(isinstance(device, HostSpec) and (named is None or device.name in named) for device in devices):
+        yield from _core_problems(engine.label, engine.spec.cores, engine.spec.why_not_on)
 
 
 def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:

@@ -12,16 +12,20 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from devices.cpu_seconds import own_cpu_seconds
 from engines import IS_OURS
-from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall
 from engines.external.programs.target import HostTarget
 from harness.external.programs import LlamaBenchSpec
+from harness.plan import PlanError, draft_plan
+from harness.preflight import preflight
+from harness.run_parts import RunParts
+from results.core_lists import core_words
+from tests.plans import PHONE, raw_plan
 
 BURNS = f"""#!/bin/sh
 # As a wrapper around the program would: its child computes.
@@ -125,13 +129,35 @@ def is_running(pid: str) -> bool:
         return False
 
 
-def test_libraries_beside_a_program_belong_to_its_build_and_cores_are_those_of_this_host(tmp_path: Path) -> None:
-    """It loads them without being told of them; and taskset takes any mask that has one core of this machine."""
+def test_libraries_beside_a_program_belong_to_its_build(tmp_path: Path) -> None:
+    """It loads them without being told of them."""
     binary = program(tmp_path, "#!/bin/sh\n")
     (tmp_path / "libggml.so.0").write_bytes(b"1")
     given = {"name": "x", "runs": "llama-bench", "program": str(binary), "model_file": "m.gguf", "threads": 1}
     assert LlamaBenchSpec.model_validate(given).find().files["library libggml.so.0"].read_bytes() == b"1"
-    spec = LlamaBenchSpec.model_validate(given | {"cores": f"{min(os.sched_getaffinity(0))},1000"})
-    around = SimpleNamespace(device=SimpleNamespace(name="host"))
-    with pytest.raises(EngineError, match=r"x: cores .* for prefill: this process may not use core 1000"):
-        spec.build(around)  # type: ignore[arg-type]
+
+
+def checked(**raw: Any) -> list[str]:
+    """What a plan's check refuses."""
+    draft = draft_plan(raw_plan(**raw))
+    try:
+        preflight(draft, RunParts(draft.plan.protocol))
+    except PlanError as error:
+        return list(error.problems)
+    return []
+
+
+def test_cores_that_this_host_lacks_are_one_problem_of_another_engines_arm(tmp_path: Path) -> None:
+    """taskset takes any mask that has one core of this machine. On a phone they are the phone's."""
+    binary, model = program(tmp_path, "#!/bin/sh\n"), tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    n, usable = os.cpu_count() or 1, core_words(os.sched_getaffinity(0))
+    cores = f"0-{n}"
+    arm = {"name": "x", "runs": "llama-bench", "program": str(binary), "model_file": str(model), "cores": cores}
+    lengths = {"name": "fixed_lengths", "prompt_tokens": 16, "new_tokens": 4, "limit": 1}
+    told = f'engine x: cores "{cores}": this machine has no core {n}; this process may use {usable}'
+    assert checked(engine=[arm], workload=[lengths]) == [told]
+    apart = {"prefill": "0", "decode": str(n)}
+    (told,) = checked(engine=[arm | {"cores": apart}], workload=[lengths])
+    assert told.startswith(f'engine x: cores "{n}" for decode: this machine has no core {n}; ')
+    assert checked(engine=[arm], workload=[lengths], device=[PHONE]) == []

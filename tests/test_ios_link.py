@@ -10,10 +10,13 @@ import pytest
 
 pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
 
+from typer.testing import CliRunner
+
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.ios.phone import Phone
-from devices.ios.survey import attached_phones
+from devices.ios.survey import attached_phones, whether_ready
 from devices.ios.tunneld import TunneldAddress
+from harness.commands import app
 from tests.fakes.ios_phone import UDID, FakeIphone, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 from tests.fakes.ios_usbmuxd import FakeUsbmuxd
@@ -195,6 +198,22 @@ def test_without_the_library_its_install_command_is_said(monkeypatch: pytest.Mon
     [row] = attached_phones(NOBODY)
     assert (row.ready, row.device) == (False, "ios:")
     assert "pip install" in row.remark
+
+
+def test_the_doctor_of_engines_says_whether_an_app_could_be_started(
+    fake: FakeIphone, tunneld: FakeTunneld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = f"ios:: there and ready ({UDID}, iPhone17,1, iPhone OS 18.5 (22F76))"
+    assert whether_ready("ios:", tunneld.address) == there
+    fake.developer_mode = False
+    told = whether_ready(f"ios:{UDID}", tunneld.address)
+    assert told.startswith(f"ios:{UDID}: there, and no app can be started on it: ")
+    assert "Developer Mode is off; turn it on in Settings" in told
+    monkeypatch.setattr("devices.ios.survey.TUNNELD", NOBODY)
+    done = CliRunner().invoke(app, ["engines", "doctor", "--device", "ios:00008110-000E"])
+    assert done.exit_code == 0
+    assert "mnn-app" in done.stdout
+    assert done.stderr.startswith("ios:00008110-000E: not there or not ready: ")
 
 
 # --- joulebench devices ----------------------------------------------------------------------------------------------

@@ -20,12 +20,13 @@ from harness.commands import app
 from harness.external_parts import found_build
 from harness.plan import build_plan
 from harness.terminal import EXIT_BAD_PLAN
+from harness.tuning.engine_marks import engine_mark
 from harness.tuning.profile import TunedProfile, read_profile, why_expired, write_profile
 from harness.tuning.tuned_plans import fingerprint_of_plan
 from results.store import Store
 from results.trials import Trial
 from tests.command import joulebench, start
-from tests.plans import DROPLESS, problems, raw_plan
+from tests.plans import DROPLESS, MODEL, problems, raw_plan
 
 SMALL = (
     "--prompt", "64", "--decode", "40", "--requests", "2", "--probes", "12", "--pairs", "2", "--name", "here",
@@ -146,6 +147,10 @@ def test_an_expired_changed_or_unknown_profile_is_one_problem_of_the_plan(
     (tmp_path / "changed.json").write_text(json.dumps(changed))
     (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": f"tuned:{tmp_path}/changed.json"}]))
     assert "was changed after it was written" in told
+    # Other files than the profile's are another model; where they lie is nothing.
+    bundled = decisive_files(profile.fingerprint.model)[0].parent
+    moved = shutil.copytree(bundled, tmp_path / "moved")
+    build_plan(raw_plan(engine=[DROPLESS | {"cores": "tuned:here"}], model={"source": str(moved)}))
     (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": "tuned:here"}], model={"source": "/nowhere/else"}))
     assert "model bundled:tiny-qwen3-moe -> /nowhere/else" in told
 
@@ -194,12 +199,28 @@ def test_another_version_of_the_wheel_expires_a_profile_of_llama_cpp(monkeypatch
     arm = {"name": "l", "runs": "llama.cpp", "threads": 1}
     before = fingerprint_of_plan(raw_plan(engine=[arm]), arm)
     assert why_expired(before, fingerprint_of_plan(raw_plan(engine=[arm]), arm)) == []
-    version = importlib.metadata.version
+    version, xllamacpp = importlib.metadata.version, importlib.metadata.version("xllamacpp")
     monkeypatch.setattr(importlib.metadata, "version", lambda n: "9.9" if n == "xllamacpp" else version(n))
     found_build.cache_clear()
-    (changed,) = why_expired(before, fingerprint_of_plan(raw_plan(engine=[arm]), arm))
+    program, told = why_expired(before, fingerprint_of_plan(raw_plan(engine=[arm]), arm))
     found_build.cache_clear()
-    assert changed.startswith("program, its version and files, SHA-256 ")
+    assert program.startswith("program, its version and files, SHA-256 ")
+    assert (
+        told == f"program version {before.program_version} -> {str(before.program_version).replace(xllamacpp, '9.9')}"
+    )
+
+
+def test_a_model_file_that_moved_unchanged_expires_no_profile(tmp_path: Path) -> None:
+    program, marks = tmp_path / "llama-bench", []
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for folder, content in (("a", b"GGUF 1"), ("b", b"GGUF 1"), ("c", b"GGUF 2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "m.gguf").write_bytes(content)
+        arm = {"name": "l", "runs": "llama-bench", "program": str(program), "threads": 1}
+        marks.append(engine_mark(arm | {"model_file": str(tmp_path / folder / "m.gguf")}, {"source": MODEL}))
+    assert marks[0] == marks[1]
+    assert marks[0].program_sha256 != marks[2].program_sha256
 
 
 def test_a_profile_of_another_engine_or_other_weights_is_no_profile_of_this_one(profile: TunedProfile) -> None:

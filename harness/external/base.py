@@ -79,6 +79,12 @@ class ExternalSpec(Record):
         Raises `EngineError`: what is missing, and how to get it."""
         raise EngineError("a plan names where it is; see docs/engines")
 
+    def why_not_on(self, cores: frozenset[int]) -> str | None:
+        """Why it cannot be bound to these cores of this host; None where it can. In this process its threads are."""
+        from engines.cores import why_not_bound
+
+        return why_not_bound(cores)
+
     @property
     def is_lossless(self) -> bool:
         """Whether it computes all of the model, so that the gate asks for answers that begin as ours."""

@@ -141,21 +141,10 @@ class ProgramSpec(ExternalSpec):
         """The program with its options. Raises `EngineError`."""
         raise NotImplementedError
 
-    def _check_cores(self) -> None:
-        """Of this host: taskset takes any mask that has one core of it. Raises `EngineError`."""
-        import os
+    def why_not_on(self, cores: frozenset[int]) -> str | None:
+        from engines.cores import why_not_had
 
-        from devices.cpu_seconds import usable_cpus
-
-        usable = usable_cpus()
-        for phase in ("prefill", "decode"):
-            listed = getattr(self.cores, phase, None)
-            lacking = () if listed is None or usable is None else sorted(parse_cores(listed) - usable)
-            if lacking:
-                raise EngineError(
-                    f'{self.name}: cores "{listed}" for {phase}: this process may not use core {lacking[0]}'
-                    f" ({os.cpu_count()} here); name cores that it may use"
-                )
+        return why_not_had(cores)
 
     def build(self, around: Surroundings) -> Engine:
         from devices.android.device import AndroidDevice
@@ -164,8 +153,6 @@ class ProgramSpec(ExternalSpec):
         from engines.external.programs.target import HostTarget
 
         device = around.device
-        if not isinstance(device, AndroidDevice):
-            self._check_cores()
         make: Callable[[], PhoneTarget | HostTarget] = partial(HostTarget, around.now_s)
         if isinstance(device, AndroidDevice):
             make = partial(PhoneTarget, device, around.now_s)

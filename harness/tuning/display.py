@@ -43,7 +43,7 @@ class ProbeLines(PlainProgress):
     def told(self, name: Callable[[Arm], str], phase: Phase, ask: Ask[Arm], nth: int, found: Probe | Failed) -> None:
         head = f"{DOES[phase]:8} round {ask.round:<3} {ask.n_in} in · {name(ask.arm)} · probe {nth}"
         if isinstance(found, Failed):
-            self._say(f"{head} · cannot be probed: {found.reason}")
+            self._say(f"{head} · leaves the search: {found.reason}")
             return
         joules = "no joules" if found.joules is None else f"{si(found.joules / found.tokens)}J/token {found.method}"
         self._say(f"{head} · {_speed(found.tokens / found.seconds)} token/s · {joules}")

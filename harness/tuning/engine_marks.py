@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ class EngineMark(NamedTuple):
     weights: str
     is_ours: bool
     program_sha256: str | None
+    program_version: str | None = None
 
 
 def engine_mark(engine: Mapping[str, Any], model: Mapping[str, Any]) -> EngineMark:
@@ -43,8 +45,8 @@ def engine_mark(engine: Mapping[str, Any], model: Mapping[str, Any]) -> EngineMa
     except ValidationError:
         return EngineMark(spec.tag, dtype, False, None)
     own = getattr(read, "weights", dtype)
-    weights = str(own) if read.model_file is None else f"of {read.model_file}"
-    return EngineMark(spec.tag, weights, False, _program(read))
+    weights = str(own) if read.model_file is None else f"of {Path(read.model_file).name}"
+    return EngineMark(spec.tag, weights, False, *_program(read))
 
 
 def on_any_cores(engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,12 +57,12 @@ def on_any_cores(engine: Mapping[str, Any]) -> dict[str, Any]:
     return rest if spec is None or spec.abilities.threads == "no" else {**rest, "threads": 1}
 
 
-def _program(spec: ExternalSpec) -> str | None:
-    """Of its version and the digests of its files."""
+def _program(spec: ExternalSpec) -> tuple[str | None, str | None]:
+    """(of its version and the digests of its files, wherever they lie; its version)."""
     try:
-        files = files_of(spec)
+        version, files = found_build(spec).version, files_of(spec)
         digests = file_digests(list(files.values()), state_folder(), lambda note: None)
-        rows = [str(found_build(spec).version), *sorted(f"{name} {digests[path]}" for name, path in files.items())]
     except (EngineError, OSError):
-        return None
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+        return None, None
+    rows = [str(version), *sorted(digests.values())]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest(), version

@@ -67,6 +67,8 @@ class Fingerprint(Record):
     weights: str
     program_sha256: str | None
     """Of another engine's version, program, libraries and model file. None: ours, or it could not be read."""
+    program_version: str | None = Field(None, exclude_if=lambda told: told is None)
+    """As another engine says it itself; some programs say none. Left out of the file, as in profiles of before."""
 
 
 class CandidateEvidence(Record):
@@ -220,12 +222,14 @@ def is_refuted(profile: TunedProfile) -> bool:
 
 
 def why_expired(then: Fingerprint, now: Fingerprint) -> list[str]:
-    """What changed, in words. Only what both tell is compared."""
-    before, after = then.model_dump(), now.model_dump()
+    """What changed, in words. Only what both tell is compared, and of a model whose files are equal no more than these:
+    it may lie elsewhere by now."""
+    before, after = then.model_dump(exclude_none=True), now.model_dump(exclude_none=True)
+    moved = {"model"} if then.model_sha256 is not None and then.model_sha256 == now.model_sha256 else set()
     return [
         f"{WORDS.get(key, key.replace('_', ' '))} {_short(key, value)} -> {_short(key, after[key])}"
         for key, value in before.items()
-        if value != after[key] and value is not None and after[key] is not None
+        if key not in moved and key in after and value != after[key]
     ]
 
 
@@ -252,6 +256,7 @@ def fingerprint(
         engine=engine.engine,
         weights=engine.weights,
         program_sha256=engine.program_sha256,
+        program_version=engine.program_version,
     )
 
 
