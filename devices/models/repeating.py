@@ -168,12 +168,14 @@ class RepeatingTimeline(Timeline):
         return super().energy_j(component) + again_j
 
     def _n_by_place(self) -> list[int]:
-        n_run = np.asarray(super()._n_by_place(), dtype=np.int64)
-        for part in self._parts.values():
-            if part.n_again:
-                np.add.at(n_run, np.asarray(self._ran[part.first : part.end]), part.n_again)
-        found: list[int] = n_run.tolist()
-        return found
+        again = [(part.first, part.end, part.n_again) for part in self._parts.values() if part.n_again]
+        first_W, end_W, n_W = np.array(again, dtype=np.int64).reshape(-1, 3).T
+        # How often each that ran came again: whole numbers, exact in floating point.
+        n = len(self._ran) + 1
+        change = np.bincount(first_W, n_W, n) - np.bincount(end_W, n_W, n)
+        ran = np.asarray(self._ran, dtype=np.int64)
+        n_again = np.bincount(ran, change.cumsum()[:-1], len(self._distinct))
+        return [once + round(more) for once, more in zip(super()._n_by_place(), n_again.tolist(), strict=True)]
 
     def read(self) -> Reading:
         """What all came to until now."""

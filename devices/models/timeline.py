@@ -134,10 +134,12 @@ class Timeline:
         """Advances until the line is done. Raises `DeviceError` on an operation that the sheet cannot price."""
         line_s = group_s = self._line_s
         latest_s, free_s, ends_s = self._latest_s, self._free_s, self._ends_s
-        add_ran, add_start, add_end = self._ran.append, self._starts_s.append, ends_s.append
-        add_waited, n_ran = self._waited_s.append, len(ends_s)
+        add_start, add_end, waited_s, n_ran = self._starts_s.append, ends_s.append, self._waited_s, len(ends_s)
         host, queues = self._host, self._host.queues
-        for operation, place, unit, in_line, is_aside, after, seconds, is_plain in self._asked(operations):
+        all_asked = self._asked(operations)
+        self._ran.extend([one.place for one in all_asked])
+        waited_s.frombytes(bytes(waited_s.itemsize * len(all_asked)))
+        for operation, place, unit, in_line, is_aside, after, seconds, is_plain in all_asked:
             if is_plain:
                 start_s = free_s[unit]
                 if start_s < line_s:
@@ -147,10 +149,8 @@ class Timeline:
                 if end_s > group_s:
                     group_s = end_s
                 n_ran += 1
-                add_ran(place)
                 add_start(start_s)
                 add_end(end_s)
-                add_waited(0.0)
                 continue
             if in_line:
                 line_s = group_s
@@ -163,7 +163,7 @@ class Timeline:
             for back in after:
                 if back <= n_ran and ends_s[-back] > start_s:
                     start_s = ends_s[-back]
-            add_waited(start_s - ready_s)
+            waited_s[n_ran] = start_s - ready_s
             n_ran += 1
             if is_aside or after:
                 self._n_named = n_ran
@@ -176,7 +176,6 @@ class Timeline:
             free_s[unit] = end_s
             if end_s > latest_s:
                 latest_s = end_s
-            add_ran(place)
             add_start(start_s)
             add_end(end_s)
             if in_line:

@@ -63,10 +63,13 @@ class AlikePlans:
         self._any_order, self._interchange = any_order, interchange
         self._technique, self._residency = technique, residency
         self._ids_LNK, self._first_layer = ids_LNK, first_layer
-        self._kinds: dict[int, list[_Kind] | None] = {}
-        """By layer, of each token; None where plans cannot be shared."""
-        self._of_layer: dict[tuple[int, _Kind], DispatchPlan] = {}
-        self._of_kind: dict[_Kind, DispatchPlan] = {}
+        self._numbers: dict[_Kind, int] = {}
+        self._kinds: list[_Kind] = []
+        """By number."""
+        self._kinds_N: dict[int, list[int] | None] = {}
+        """By layer, the number of each token's; None where plans cannot be shared."""
+        self._of_layer: dict[tuple[int, int], DispatchPlan] = {}
+        self._of_kind: dict[int, DispatchPlan] = {}
         self._first: dict[Hashable, tuple[DispatchPlan, tuple[Unit, ...]]] = {}
         """Of those that are told alike, the one that was made first, and the units that it is on."""
         self._token = 0
@@ -83,24 +86,32 @@ class AlikePlans:
             plan = self._of_layer[layer, kind] = other.in_layer(layer)
         return plan
 
-    def _of_any_layer(self, kind: _Kind) -> DispatchPlan | None:
-        plan = self._of_kind.get(kind)
+    def _of_any_layer(self, number: int) -> DispatchPlan | None:
+        plan, kind = self._of_kind.get(number), self._kinds[number]
         if plan is None and kind.told in self._first:
             first, units = self._first[kind.told]
-            plan = self._of_kind[kind] = first.on_units(dict(zip(units, kind.units, strict=True)))
+            plan = self._of_kind[number] = first.on_units(dict(zip(units, kind.units, strict=True)))
         return plan
 
     def keep(self, layer: int, plan: DispatchPlan) -> None:
-        kind = self._kind(layer)
-        if kind is not None and (not len(plan.transfers) or bool((plan.transfers.layer_M == layer).all())):
-            self._of_layer[layer, kind] = self._of_kind[kind] = plan
+        number = self._kind(layer)
+        if number is not None and (not len(plan.transfers) or bool((plan.transfers.layer_M == layer).all())):
+            self._of_layer[layer, number] = self._of_kind[number] = plan
+            kind = self._kinds[number]
             self._first[kind.told] = plan, kind.units
 
-    def _kind(self, layer: int) -> _Kind | None:
-        if layer not in self._kinds:
-            self._kinds[layer] = self._asked(layer)
-        kinds = self._kinds[layer]
-        return None if kinds is None else kinds[self._token]
+    def _kind(self, layer: int) -> int | None:
+        if layer not in self._kinds_N:
+            kinds = self._asked(layer)
+            self._kinds_N[layer] = None if kinds is None else list(map(self._number, kinds))
+        kinds_N = self._kinds_N[layer]
+        return None if kinds_N is None else kinds_N[self._token]
+
+    def _number(self, kind: _Kind) -> int:
+        number = self._numbers.setdefault(kind, len(self._kinds))
+        if number == len(self._kinds):
+            self._kinds.append(kind)
+        return number
 
     def _asked(self, layer: int) -> list[_Kind] | None:
         said = self._technique.alike_tokens(

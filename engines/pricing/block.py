@@ -13,13 +13,16 @@ Legend: S segments, C calls, M transfers, N units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from devices.base import Unit
 from devices.models.operation import TRANSFER, Operation
 from engines.calls import CallKind, Calls
 from engines.dispatch import DispatchPlan, Link
-from engines.pricing.call_table import CallTable, tokens_of_units
+from engines.pricing.call_table import CallTable, places_of, tokens_of_units
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps, made
 from engines.pricing.tiles import RowTile, computed_rows, row_tiles
@@ -27,17 +30,18 @@ from engines.pricing.travels import Arrival, Sent, Travels, refuse_travel, send,
 from results.records import BACK
 
 Numbers = list[int | None]
+Booleans = NDArray[np.bool_]
 OF_ROWS = ("all_gather", "all_to_all", "broadcast")
 """Exchanges of rows; the last all_to_all carries results, as all other kinds do."""
 
 
-class _OfKind(dict[tuple[int, int, int], Operation]):
-    """Calls of a kind, by rows, experts and loads; made when they are first asked for."""
+class _MadeCalls(dict[tuple[int, int, int, int], Operation]):
+    """Calls by their kind, rows, experts and loads; made when they are first asked for."""
 
-    def __init__(self, make: Callable[[int, int, int], Operation]) -> None:
+    def __init__(self, make: Callable[[int, int, int, int], Operation]) -> None:
         self._make = make
 
-    def __missing__(self, key: tuple[int, int, int]) -> Operation:
+    def __missing__(self, key: tuple[int, int, int, int]) -> Operation:
         found = self[key] = self._make(*key)
         return found
 
@@ -63,7 +67,9 @@ class Block:
         computed = None if travels is None else travels.computed
         self._columns = shape.expert_width if computed is None else computed.expert_width
         self._hidden = shape.hidden if computed is None else computed.hidden
-        self._calls: dict[CallKind, _OfKind] = {}
+        self._kinds: list[CallKind] = []
+        self._numbers: dict[CallKind, int] = {}
+        self._calls = _MadeCalls(self._call)
 
     def add_to(self, steps: Steps, plan: DispatchPlan, layer: int, later: Mapping[int, int]) -> None:
         """layer: of the priced model. later: by the number of a layer that computed, the priced one that it stands for
@@ -78,7 +84,7 @@ class Block:
         else:
             self._add_transfers(steps, plan, layer, later, travels)
             if travels.on_the_way:
-                units = {calls.kinds[number].unit for number in set(table.kind_C)}
+                units = {calls.kinds[number].unit for number in set(table.kind_C.tolist())}
                 buffers = [travels.on_the_way.pop(Arrival(layer, unit, None), None) for unit in units]
         valid_static, valid_dynamic, padded = table.gathered()
         a_row = row_bytes(shape)
@@ -98,60 +104,66 @@ class Block:
         self, steps: Steps, calls: Calls, table: CallTable, waits: Mapping[Unit, Numbers], layer: int
     ) -> dict[Unit, int | None]:
         """The last one of each unit. waits: what each unit's calls wait for."""
-        travels = self._travels
-        last: dict[Unit, int | None] = {}
-        known = [self._operations_of(kind) for kind in calls.kinds]
-        rows_C = table.rows_C
+        kinds, rows_C = calls.kinds, table.rows_C
         if self._tiles:
-            rows = iter(computed_rows([call for call in calls if call.n_rows > 0], self._tiles))
-            rows_C = [next(rows) if n else 0 for n in rows_C]
-        columns = list(zip(rows_C, table.n_experts_C, table.loads_C, strict=True))
-        waited: set[tuple[str, Unit]] = set()
-        arriving = {} if travels is None else travels.arriving(layer)
-        expert_S, starts_C = (calls.expert_S.tolist(), calls.starts_C.tolist()) if arriving else ([], [])
-        has_empty = 0 in rows_C
-        for first, end, of_one_kind in table.runs():
-            number = table.kind_C[first]
-            kind = calls.kinds[number]
-            if of_one_kind and kind.unit != "npu" and kind.unit not in arriving:
-                # As below, of calls of which none waits for an expert, and no other unit takes any.
-                keys = [key for key in columns[first:end] if key[0]] if has_empty else columns[first:end]
-                if keys:
-                    first_one, *others = map(known[number].__getitem__, keys)
-                    is_first = (kind.unit, kind.unit) not in waited
-                    waited.add((kind.unit, kind.unit))
-                    steps.add(first_one, waits.get(kind.unit, ()) if is_first else ())
-                    last[kind.unit] = steps.extend(others)
-                continue
-            for call in range(first, end):
-                if not columns[call][0]:
-                    continue
-                number = table.kind_C[call]
-                unit = calls.kinds[number].unit
-                operation = known[number][columns[call]]
-                after: Sequence[int | None] = ()
-                if travels is not None:
-                    # A unit works on one call after another: what the first waited for is there.
-                    if (operation.unit, unit) not in waited:
-                        waited.add((operation.unit, unit))
-                        after = waits.get(unit, ())
-                    if own_experts := arriving.get(unit):
-                        segment = starts_C[call]
-                        called = expert_S[segment : segment + table.n_experts_C[call]]
-                        there = [own_experts.pop(expert) for expert in called if expert in own_experts]
-                        if there:
-                            after = [*after, *map(travels.on_the_way.pop, there)]
-                last[operation.unit] = steps.add(operation, after)
-        return last
+            rows_C = rows_C.copy()
+            rows_C[rows_C > 0] = list(computed_rows([call for call in calls if call.n_rows > 0], self._tiles))
+        runs_C = (rows_C > 0) & np.array([_has_columns(kind) for kind in kinds])[table.kind_C]
+        number_C = table.kind_C[runs_C]
+        known_C = np.array([self._number(kind) for kind in kinds])[number_C]
+        columns = known_C, rows_C[runs_C], table.n_experts_C[runs_C], table.loads_C[runs_C]
+        found = list(map(self._calls.__getitem__, zip(*(column.tolist() for column in columns), strict=True)))
+        if self._travels is None:
+            steps.extend(found)
+            return {}
+        asked = [kind.unit for kind in kinds]
+        takes = asked
+        if "npu" in asked:  # what it does not take, the CPU does
+            number_C = number_C + len(kinds) * np.array([one.unit == "cpu" for one in found])
+            asked, takes = 2 * asked, [*asked, *("cpu" for _ in kinds)]
+        first = steps.next_number
+        after: dict[int, Numbers] = {}
+        # A unit works on one call after another: what the first waited for is there.
+        waited: set[tuple[Unit, Unit]] = set()
+        for number, place in places_of(number_C, len(takes)).items():
+            pair = takes[number], asked[number]
+            if pair not in waited and asked[number] in waits:
+                after[place] = list(waits[asked[number]])
+            waited.add(pair)
+        for place, brings in self._arrived(self._travels, calls, table, runs_C, layer):
+            after.setdefault(place, []).append(brings)
+        steps.extend(found, after)
+        n = len(found)
+        back = places_of(number_C[::-1], len(takes))
+        return {takes[number]: first + n - 1 - place for number, place in reversed(back.items())}
 
-    def _operations_of(self, kind: CallKind) -> _OfKind:
-        def make(n_rows: int, n_experts: int, n_loads: int) -> Operation:
-            sizes = self._shape, self._columns, self._hidden, self._limit
-            return _expert_call(kind, n_rows, n_experts, n_loads, *sizes)
+    def _call(self, number: int, n_rows: int, n_experts: int, n_loads: int) -> Operation:
+        sizes = self._shape, self._columns, self._hidden, self._limit
+        return _expert_call(self._kinds[number], n_rows, n_experts, n_loads, *sizes)
 
-        if kind not in self._calls:
-            self._calls[kind] = _OfKind(make)
-        return self._calls[kind]
+    def _number(self, kind: CallKind) -> int:
+        if kind not in self._numbers:
+            self._numbers[kind] = len(self._kinds)
+            self._kinds.append(kind)
+        return self._numbers[kind]
+
+    @staticmethod
+    def _arrived(
+        travels: Travels, calls: Calls, table: CallTable, runs_C: Booleans, layer: int
+    ) -> Iterator[tuple[int, int | None]]:
+        """Of weights that travel one by one: the first call that needs them, by its place among those that run, and
+        what brings them."""
+        arriving = travels.arriving(layer)
+        if not arriving:
+            return
+        place_S, runs_S = (runs_C.cumsum() - 1)[calls.call_S], runs_C[calls.call_S]
+        for unit, own_experts in arriving.items():
+            is_own_S = np.array([kind.unit == unit for kind in calls.kinds])[table.kind_C][calls.call_S] & runs_S
+            called = calls.expert_S[is_own_S][::-1].tolist(), place_S[is_own_S][::-1].tolist()
+            first_of = dict(zip(*called, strict=True))
+            for expert, arrival in own_experts.items():
+                if expert in first_of:
+                    yield first_of[expert], travels.on_the_way.pop(arrival)
 
     def _add_transfers(
         self, steps: Steps, plan: DispatchPlan, layer: int, later: Mapping[int, int], travels: Travels
@@ -286,9 +298,14 @@ def _expert_call(
     )
 
 
+def _has_columns(kind: CallKind) -> bool:
+    """Of a slice without any there is nothing to run."""
+    return all(part is None or part.end > part.first for part in (kind.width, kind.hidden))
+
+
 def residual(name: str, n_tokens: int, shape: ModelShape, unit: Unit) -> Operation:
     """The sum that ends the MoE block is the row of Table 4; the one after attention is in none of its rows."""
-    return Operation(name, unit, "residual", moved_bytes=row_bytes(shape) * n_tokens)
+    return made(name, unit, "residual", moved_bytes=row_bytes(shape) * n_tokens)
 
 
 def row_bytes(shape: ModelShape) -> float:

@@ -28,7 +28,7 @@ from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.pricing.block import Block, residual, row_bytes
 from engines.pricing.shapes import ModelShape
-from engines.pricing.steps import Steps
+from engines.pricing.steps import Steps, made, same
 from engines.pricing.travels import Arrival, Travels
 from engines.techniques.context import ChunkPhase
 
@@ -186,7 +186,7 @@ class Schedule:
             if unit != one.unit:
                 key = id(one), unit
                 if key not in self._moved:
-                    self._moved[key] = one, replace(one, unit=unit)
+                    self._moved[key] = one, same(replace(one, unit=unit))
                 one = self._moved[key][1]
             found.append(one)
         return tuple(found)
@@ -298,7 +298,7 @@ def lm_head(n_rows: int, shape: ModelShape, unit: Unit = "cpu") -> Operation:
 
 def norm(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
     """Reads and writes T x H."""
-    return Operation("norm", unit, "norm", moved_bytes=2.0 * row_bytes(shape) * step.n_tokens)
+    return made("norm", unit, "norm", moved_bytes=2.0 * row_bytes(shape) * step.n_tokens)
 
 
 def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None) -> list[Operation]:
@@ -318,10 +318,10 @@ def attention(step: PricedStep, shape: ModelShape, unit: Unit, apart: bool, read
     projections, per_pair = shape.attention_work(step.n_tokens, n_keys, step.n_sequences)
     cache_bytes = float(n_keys * shape.cached_values * shape.bytes_per_value)
     if apart:
-        scores = Operation("attention", unit, "scores", flops=per_pair * step.seen_pairs, moved_bytes=cache_bytes)
-        return [Operation("attention", unit, "attention", flops=projections, weight_bytes=weight_bytes), scores]
+        scores = made("attention", unit, "scores", flops=per_pair * step.seen_pairs, moved_bytes=cache_bytes)
+        return [made("attention", unit, "attention", flops=projections, weight_bytes=weight_bytes), scores]
     return [
-        Operation(
+        made(
             "attention",
             unit,
             "attention",

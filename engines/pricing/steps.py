@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from devices.models.operation import Operation
 
 MOST_KEPT = 1 << 16
-made = lru_cache(MOST_KEPT)(Operation)
-"""The same operation is the same object: a timeline finds it without looking into it."""
+
+
+@lru_cache(MOST_KEPT)
+def same(operation: Operation) -> Operation:
+    """The first of those that are equal: a timeline finds it without looking into it."""
+    return operation
+
+
+@lru_cache(MOST_KEPT)
+def made(*values: Any, **named: Any) -> Operation:
+    return same(Operation(*values, **named))
 
 
 @lru_cache(MOST_KEPT)
 def _waiting(operation: Operation, after: tuple[int, ...]) -> Operation:
-    return replace(operation, after=after)
+    return same(replace(operation, after=after))
 
 
 class Steps:
@@ -34,13 +44,19 @@ class Steps:
         if operation.flops == 0 and operation.moved_bytes == 0:
             return None
         number = self.next_number
-        backs = [number - one for one in after if one is not None] if after else ()
-        if backs:
-            operation = _waiting(operation, tuple(sorted(set(backs)) if len(backs) > 1 else backs))
-        self.operations.append(operation)
+        self.operations.append(_behind(operation, number, after) if after else operation)
         return number
 
-    def extend(self, operations: Sequence[Operation]) -> int:
-        """Work that waits for nothing it names; the number of what stands there last."""
+    def extend(self, operations: Iterable[Operation], after: Mapping[int, Sequence[int | None]] | None = None) -> None:
+        """Work of any size. after: of those at some places, numbers of those that they wait for besides."""
+        first = len(self.operations)
         self.operations.extend(operations)
-        return self.next_number - 1
+        for place, numbers in (after or {}).items():
+            at = first + place
+            self.operations[at] = _behind(self.operations[at], self._n_before + at, numbers)
+
+
+def _behind(operation: Operation, number: int, after: Sequence[int | None]) -> Operation:
+    """The operation of that number, which waits for others."""
+    backs = [number - one for one in after if one is not None]
+    return _waiting(operation, tuple(sorted(set(backs)) if len(backs) > 1 else backs)) if backs else operation

@@ -10,12 +10,16 @@ Legend: L layers with experts, E experts, K experts of the token, S slots that a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from engines.calls import Integers
 from engines.residency import Booleans
+
+Events = tuple[list[int], list[bool]]
+"""Places in turn, and whether an expert comes there or goes."""
 
 
 class CacheStep(NamedTuple):
@@ -66,17 +70,16 @@ def step_of_stayers(
     place_S = (held_LE & ~stays_LE).reshape(-1).nonzero()[0]
     shared = dict.fromkeys(place_S[last_use_LE.reshape(-1)[place_S].argsort(kind="stable")].tolist())
     first_stays_LK = stays_LK & ~hits_LK
-    happens: list[tuple[int, bool]] = []
+    events = list[int](), list[bool]()
     ends, hits, n_free = [], list[bool](), n_shared - len(shared)
     for staying, passing in zip(_by_row(place_LK, first_stays_LK), _by_row(place_LK, ~stays_LK), strict=True):
-        happens += [(place, True) for place in staying]
+        _happen(events, staying, True)
         if passing:
             hits += [place in shared for place in passing]
-            n_free = _share(shared, passing, n_free, happens)
-        ends.append(len(happens))
+            n_free = _share(shared, passing, n_free, events)
+        ends.append(len(events[0]))
     hits_LK[~stays_LK] = hits
-    place_X, comes_X = np.array(happens, dtype=np.int64).reshape(-1, 2).T
-    return CacheStep(hits_LK, place_X, comes_X > 0, np.array(ends))
+    return CacheStep(hits_LK, np.array(events[0], np.int64), np.array(events[1], np.bool_), np.array(ends))
 
 
 def _by_row(place_LK: Integers, chosen_LK: Booleans) -> Iterator[list[int]]:
@@ -85,16 +88,22 @@ def _by_row(place_LK: Integers, chosen_LK: Booleans) -> Iterator[list[int]]:
     return (places[first:end] for first, end in zip([0, *ends], ends, strict=False))
 
 
-def _share(shared: dict[int, None], called: Sequence[int], n_free: int, happens: list[tuple[int, bool]]) -> int:
+def _happen(events: Events, places: Sequence[int], comes: bool) -> None:
+    events[0].extend(places)
+    events[1].extend([comes] * len(places))
+
+
+def _share(shared: dict[int, None], called: Sequence[int], n_free: int, events: Events) -> int:
     """Those that are called, in ascending order, are in shared slots from now on, the latest; how many slots are free
     then. shared: in the order in which they go."""
     misses = [place for place in called if place not in shared]
     n_given_up = max(len(misses) - n_free, 0)
     if n_given_up:
-        for place in [one for one in shared if one not in called][:n_given_up]:
+        given_up = list(islice((one for one in shared if one not in called), n_given_up))
+        for place in given_up:
             del shared[place]
-            happens.append((place, False))
-    happens += [(place, True) for place in misses]
+        _happen(events, given_up, False)
+    _happen(events, misses, True)
     for place in called:
         shared.pop(place, None)
         shared[place] = None
