@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ NORM_EPS = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Estimator:
-    """fp32. layers: of row p of `position_PW`, the layer whose state is looked at."""
+    """fp32. layers: of row p of `position_PW`, the layer whose state is looked at. `at_16_bits` is what guesses."""
 
     layers: tuple[int, ...]
     reduce_WH: Tensor
@@ -48,6 +49,19 @@ class Estimator:
 
     def to(self, device: torch.device) -> Estimator:
         return Estimator(self.layers, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+    @property
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.reduce_WH, self.widen_VW, self.narrow_WV, self.head_EW
+
+    @cached_property
+    def at_16_bits(self) -> Estimator:
+        """With matrices rounded to fp16, of which kernels read half the bytes. Itself where one is beyond fp16."""
+        rounded = [matrix.half().float() for matrix in self.matrices]
+        if not all(bool(matrix.isfinite().all()) for matrix in rounded):
+            return self
+        reduce_WH, widen_VW, narrow_WV, head_EW = rounded
+        return replace(self, reduce_WH=reduce_WH, widen_VW=widen_VW, narrow_WV=narrow_WV, head_EW=head_EW)
 
     def logits(self, state_NH: Tensor, layer: int) -> Tensor:
         """logits_NE of the next sparse layer, from the quasi-hidden state of `layer`."""

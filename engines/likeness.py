@@ -50,23 +50,23 @@ class Likeness:
             self._n_bytes += n_bytes
 
     def rows(self, layers: Sequence[int], hidden: int) -> int:
-        """The address where one token writes, for several layers, what was shown and then what is true, [2, P, H]."""
-        n_floats = 2 * len(layers) * hidden
+        """The address where one token writes, for several layers, what was shown and then what is true, [2, P, H]. It
+        is held of as many layers as memory is left for."""
+        n_floats, row_bytes = 2 * len(layers) * hidden, 2 * 4 * hidden
         if n_floats > self._n_left:
             self._begin_piece(n_floats)
-        return self._address
-
-    def hold_rows(self, layers: Sequence[int], hidden: int) -> None:
-        """What was written where `rows` last said: a token's, in as many of the layers as memory is left for."""
-        row_bytes = 8 * hidden
-        n_rows = min(len(layers), (MOST_BYTES - self._n_bytes) // row_bytes)
+        address, n_rows = self._address, min(len(layers), (MOST_BYTES - self._n_bytes) // row_bytes)
+        self._held_rows.append((layers[:n_rows], hidden, self._piece, self._at, n_floats))
         if n_rows:
-            n_floats = 2 * len(layers) * hidden
-            self._held_rows.append((layers[:n_rows], hidden, self._piece, self._at, n_floats))
             self._n_bytes += n_rows * row_bytes
             self._at += n_floats
             self._n_left -= n_floats
             self._address += 4 * n_floats
+        return address
+
+    def drop_rows(self) -> None:
+        """Those of the last call, for they were not written: the token was broken off."""
+        self._held_rows.pop()
 
     def _begin_piece(self, n_floats: int) -> None:
         self._piece += 1

@@ -159,7 +159,8 @@ class EstimatorPredictor:
     def __init__(
         self, routers: Mapping[int, NextRouter], vectors_EH: Mapping[int, Tensor], estimator: Estimator
     ) -> None:
-        self._routers, self._vectors_EH, self._estimator = routers, vectors_EH, estimator
+        """estimator: it guesses with its matrices at 16 bits, whoever computes."""
+        self._routers, self._vectors_EH, self._estimator = routers, vectors_EH, estimator.at_16_bits
 
     def predict(self, known: KnownState) -> Prediction | None:
         router = self._routers.get(known.layer)

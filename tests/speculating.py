@@ -86,20 +86,23 @@ def loaded(source: str) -> tuple[Transformer, ModelSizes, Profile]:
     return model, sizes, with_estimator(profile, sizes, model)
 
 
-def with_estimator(profile: Profile, sizes: ModelSizes, model: Transformer) -> Profile:
-    """A random one: what it guesses must be executed, right or wrong."""
+def with_estimator(
+    profile: Profile, sizes: ModelSizes, model: Transformer, width: int = 8, largest: float = 0.0
+) -> Profile:
+    """A random one: what it guesses must be executed, right or wrong. largest: one of its weights."""
     assert model.config.moe is not None
     layers = sorted(model.config.moe.sparse_layers)
     generator = torch.Generator().manual_seed(4)
-    shapes = estimator_shapes(len(layers) - 1, sizes.hidden, sizes.n_experts, 8, 2)
-    estimator = Estimator(
-        tuple(layers[:-1]), **{name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    )
+    shapes = estimator_shapes(len(layers) - 1, sizes.hidden, sizes.n_experts, width, 2)
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    if largest:
+        drawn["reduce_WH"][0, 0] = largest
+    estimator = Estimator(tuple(layers[:-1]), **drawn)
     row = LayerAccuracy(
         predictor="estimator", data="calibration", layer=layers[1], n_tokens=1, recall=1.0,
         rank_alignment=(1.0,) * sizes.top_k, cosine=None,
     )  # fmt: skip
-    origin = EstimatorOrigin(recipe=EstimatorRecipe(), width=8, n_parameters=estimator.n_parameters, n_tokens=1)
+    origin = EstimatorOrigin(recipe=EstimatorRecipe(), width=width, n_parameters=estimator.n_parameters, n_tokens=1)
     predictions = ProfiledPredictions(
         every=1, held_out=(), held_out_sha256=None, accuracies=(row,), estimator=origin, estimated_layers=(layers[0],)
     )

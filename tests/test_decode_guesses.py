@@ -96,10 +96,12 @@ def made(kind: str, folder: Path, dtype: torch.dtype) -> tuple[Transformer, Mode
     return model, sizes
 
 
-def technique_of(name: str, changes: dict[str, str], model: Transformer, sizes: ModelSizes) -> Technique:
-    """Adds up in the order of the model's own steps."""
+def technique_of(
+    name: str, changes: dict[str, str], model: Transformer, sizes: ModelSizes, width: int = 8, largest: float = 0.0
+) -> Technique:
+    """Adds up in the order of the model's own steps. width, largest: of an estimator."""
     profile = profile_of(model, model.new_cache(), [list(range(10, 58))], 24, True)
-    profile = with_estimator(profile, sizes, model)
+    profile = with_estimator(profile, sizes, model, width, largest)
     context = BuildContext(16, sizes, profile, None, model, routers_order=True)
     return preset_parameters(name).model_validate(changes).build(context)
 
@@ -142,6 +144,27 @@ def test_an_estimator_guesses_in_the_step_what_torch_computes(
     for layer, cosines in found.likeness.items():
         assert cosines.tokens == expected.likeness[layer].tokens
         assert cosines.total == pytest.approx(expected.likeness[layer].total, rel=1e-6)
+
+
+@pytest.mark.parametrize("width", [32, 41, 200])
+@pytest.mark.parametrize(("largest", "is_rounded"), [(60000.0, True), (70000.0, False)])
+def test_an_estimator_of_any_width_is_computed_at_16_bits_where_these_hold_it(
+    width: int, largest: float, is_rounded: bool
+) -> None:
+    """Rows that fill panels and such that do not; the largest number of fp16 is 65504."""
+    model, sizes = made("bundled", Path(), torch.float32)
+    technique = technique_of("est-pf", {}, model, sizes, width, largest)
+    rules = technique.guesses
+    assert rules is not None
+    (estimator,) = {rule.estimator for rule in rules.of_layer.values()}
+    assert estimator is not None
+    assert all(torch.equal(matrix.half().float(), matrix) for matrix in estimator.matrices) == is_rounded
+    found, expected = Decoded(model, technique), Decoded(model, technique, plans_first=True)
+    assert (found.are_fused, expected.are_fused) == ({True}, {False})
+    torch.testing.assert_close(found.hidden_TH, expected.hidden_TH, atol=2e-5, rtol=2e-5)
+    assert found.decisions() == expected.decisions()
+    for mine, theirs in zip(found.weights(), expected.weights(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["router-pf", "prefetch-hint", "est-pf"])
@@ -253,13 +276,14 @@ def write(into: Likeness, layers: tuple[int, ...], states_2PH: torch.Tensor) -> 
     """As a step does."""
     hidden = states_2PH.shape[-1]
     ctypes.memmove(into.rows(layers, hidden), states_2PH.data_ptr(), states_2PH.nbytes)
-    into.hold_rows(layers, hidden)
 
 
 def test_rows_of_a_step_are_held_as_tokens_one_by_one_are() -> None:
     states = torch.randn(5, 2, 3, 7, generator=torch.Generator().manual_seed(1))
     by_rows, one_by_one = Likeness(), Likeness()
     for states_2PH in states:
+        by_rows.rows((1, 2, 5), 7)
+        by_rows.drop_rows()  # broken off
         write(by_rows, (1, 2, 5), states_2PH)
         for row, layer in enumerate((1, 2, 5)):
             one_by_one.hold(layer, states_2PH[0, row : row + 1], states_2PH[1, row : row + 1])

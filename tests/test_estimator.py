@@ -110,6 +110,9 @@ def test_an_estimators_logits_are_its_equation() -> None:
             z = z + own["narrow_WV"] @ (inner / (1 + np.exp(-inner)))
             z = (z - z.mean()) / np.sqrt(z.var() + 1e-5) * own["norm_W"] + own["norm_bias_W"]
             np.testing.assert_allclose(logits.numpy(), own["head_EW"] @ z, rtol=1e-4, atol=1e-5)
+    for name, rounded in estimator.at_16_bits.tensors().items():
+        is_matrix = name in ("reduce_WH", "widen_VW", "narrow_WV", "head_EW")
+        np.testing.assert_array_equal(rounded, own[name].astype(np.float16 if is_matrix else np.float32))
     every = estimator.logits_of_all(torch.stack([state_NH, state_NH]))
     torch.testing.assert_close(every, torch.stack([estimator.logits(state_NH, layer) for layer in (1, 4)]))
 

@@ -12,11 +12,55 @@
 
 #include "layer.h"
 #include "matrix.h"
-#include "products.h"
+#include "pool.h"
+#include "vectors.h"
+
+// A matrix whose rows lie in panels of so many: of each panel its first column, then the next. The last one is filled with
+// zeros. Rows of a small matrix are short, and adding up a register's lanes would take longer than their products.
+constexpr int64_t kPanelRows = 32;
+
+struct Panels {
+  const void* values;
+  int64_t rows, columns;
+  int32_t is_fp16;  // else fp32
+};
+
+template <class S>
+inline void multiply_panels(const Panels& m, const float* x, const float* bias, float* out, int n_threads) {
+  typedef typename S::element element;
+  constexpr int V = kPanelRows / kLanes, U = 8 / V;  // registers of a column, and columns whose sums run side by side
+  constexpr int64_t kBytes = kPanelRows * sizeof(element);
+  const int64_t n_panels = (m.rows + kPanelRows - 1) / kPanelRows;
+  in_chunks(n_panels, (128 << 10) / (m.columns * kBytes) + 1, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; p++) {
+      const element* const from = (const element*)m.values + p * m.columns * kPanelRows;
+      fN sums[U][V] = {};
+      const auto add = [&](int64_t c, int u) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) sums[u][v] += S::widen(from + c * kPanelRows + v * kLanes) * x[c];
+      };
+      int64_t c = 0;
+      for (; c + U <= m.columns; c += U) {
+        ask_ahead(from + c * kPanelRows, U * kBytes);
+#pragma GCC unroll 4
+        for (int u = 0; u < U; u++) add(c + u, u);
+      }
+      for (; c < m.columns; c++) add(c, 0);
+      float totals[kPanelRows];
+      for (int v = 0; v < V; v++) {
+        fN total = sums[0][v];
+        for (int u = 1; u < U; u++) total += sums[u][v];
+        store(totals + v * kLanes, total);
+      }
+      const int64_t first = p * kPanelRows, n = std::min(kPanelRows, m.rows - first);
+      for (int64_t r = 0; r < n; r++) out[first + r] = totals[r] + (bias ? bias[first + r] : 0.0f);
+    }
+  });
+}
 
 // A small network in a router's place: engines.estimator. z = A q + position; z += C SiLU(B z); D LayerNorm(z).
 struct Estimator {
-  Matrix reduce, widen, narrow, head;  // A [W, H], B [V, W], C [W, V], D [E, W]
+  Panels reduce, widen, narrow, head;  // A [W, H], B [V, W], C [W, V], D [E, W]
   const float *position_W, *norm_W, *norm_bias_W;
   float eps;
 };
@@ -61,9 +105,8 @@ inline void estimate(const Estimator& own, const float* q_H, float* logits_E, in
   thread_local std::vector<float> buffer;
   const int64_t width = own.reduce.rows, inner = own.widen.rows;
   float *z_W = scratch(buffer, 2 * width + inner), *added_W = z_W + width, *inner_V = added_W + width;
-  const auto multiply = [&](const Matrix& matrix, const float* x, const float* bias, float* out) {
-    const Product product = {&matrix, bias, out};
-    multiply_all(&product, 1, x, 1, n_threads);
+  const auto multiply = [&](const Panels& m, const float* x, const float* bias, float* out) {
+    m.is_fp16 ? multiply_panels<Fp16>(m, x, bias, out, n_threads) : multiply_panels<Fp32>(m, x, bias, out, n_threads);
   };
   multiply(own.reduce, q_H, own.position_W, z_W);
   multiply(own.widen, z_W, nullptr, inner_V);

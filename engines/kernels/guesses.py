@@ -8,19 +8,34 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.native import MatrixStruct, RouterStruct, RouterTable, address, described, serves
+from engines.kernels.native import RouterStruct, RouterTable, address, serves
+
+PANEL_ROWS = 32
+"""`kPanelRows` of guess.h."""
+
+
+class _Panels(ctypes.Structure):
+    """`struct Panels` of guess.h."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "columns")),
+        ("is_fp16", ctypes.c_int32),
+    )
 
 
 class _Estimator(ctypes.Structure):
     """`struct Estimator` of guess.h."""
 
     _fields_ = (
-        *((name, MatrixStruct) for name in ("reduce", "widen", "narrow", "head")),
+        *((name, _Panels) for name in ("reduce", "widen", "narrow", "head")),
         *((name, ctypes.c_void_p) for name in ("position_W", "norm_W", "norm_bias_W")),
         ("eps", ctypes.c_float),
     )
@@ -45,21 +60,42 @@ class _Guesses(ctypes.Structure):
     )
 
 
+class EstimatorMatrices:
+    """Of a small network in a router's place (`engines.estimator`), as the kernels read them: in panels, one behind the
+    other. In fp16 where that loses nothing, else in fp32."""
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        """reduce_WH, widen_VW, narrow_WV, head_EW: in fp32, on the CPU."""
+        halves = [matrix.half() for matrix in matrices]
+        is_fp16 = all(torch.equal(half.float(), own) for half, own in zip(halves, matrices, strict=True))
+        panels = [_panels(one) for one in (halves if is_fp16 else matrices)]
+        self._values = torch.cat(panels)
+        ends = accumulate(one.nbytes for one in panels)
+        self.structs = [
+            _Panels(self._values.data_ptr() + end - one.nbytes, *matrix.shape, is_fp16)
+            for matrix, one, end in zip(matrices, panels, ends, strict=True)
+        ]
+
+
+def _panels(matrix: Tensor) -> Tensor:
+    n_rows, n_columns = matrix.shape
+    filled = F.pad(matrix, (0, 0, 0, -n_rows % PANEL_ROWS))
+    return filled.view(-1, PANEL_ROWS, n_columns).transpose(1, 2).flatten()
+
+
 @dataclass(frozen=True)
 class LayerEstimator:
-    """A small network in a router's place, at one layer: see `engines.estimator`."""
+    """At one layer; its matrices are those of all."""
 
-    reduce_WH: Tensor
-    widen_VW: Tensor
-    narrow_WV: Tensor
-    head_EW: Tensor
+    matrices: EstimatorMatrices
     position_W: Tensor
     norm_W: Tensor
     norm_bias_W: Tensor
     eps: float
 
-    def tensors(self) -> list[Tensor]:
-        return [getattr(self, field.name) for field in fields(self) if field.name != "eps"]
+    @property
+    def vectors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.position_W, self.norm_W, self.norm_bias_W
 
 
 @dataclass(frozen=True)
@@ -75,9 +111,11 @@ class LayerGuess:
     estimator: LayerEstimator | None
     eps: float
 
-    def tensors(self) -> list[Tensor]:
-        own = [tensor for tensor in (self.norm_H, self.vectors_EH) if tensor is not None]
-        return own + (self.estimator.tensors() if self.estimator is not None else [])
+    @property
+    def is_read(self) -> bool:
+        """Whether the kernels read all that it has."""
+        vectors = (self.norm_H, self.vectors_EH, *(() if self.estimator is None else self.estimator.vectors))
+        return serves(*(one for one in vectors if one is not None))
 
 
 class GuessTable:
@@ -85,8 +123,8 @@ class GuessTable:
 
     def __init__(self, guesses: Sequence[LayerGuess | None], are_executed: bool) -> None:
         """guesses: of every layer; each is for the next layer that guesses, the last for one that does not.
-        are_executed: a layer executes what was guessed for it, and not its router's choice. `serves` must hold of all
-        tensors."""
+        are_executed: a layer executes what was guessed for it, and not its router's choice. `is_read` must hold of
+        all."""
         makers = [(layer, guess) for layer, guess in enumerate(guesses) if guess is not None]
         assert makers
         assert all(guess.layer == following for (_, guess), (following, _) in pairwise(makers))
@@ -112,16 +150,13 @@ class GuessTable:
 def _estimator(own: LayerEstimator | None) -> _Estimator | None:
     if own is None:
         return None
-    assert serves(*own.tensors())
-    matrices = own.reduce_WH, own.widen_VW, own.narrow_WV, own.head_EW
-    vectors = own.position_W, own.norm_W, own.norm_bias_W
-    return _Estimator(*map(described, matrices), *map(address, vectors), own.eps)
+    return _Estimator(*own.matrices.structs, *map(address, own.vectors), own.eps)
 
 
 def _described(guess: LayerGuess | None, estimator: _Estimator | None) -> _Guess:
     if guess is None:
         return _Guess()
-    assert serves(*guess.tensors())
+    assert guess.is_read
     assert (guess.norm_H is None) == (guess.vectors_EH is None)
     return _Guess(
         guess.router.struct,

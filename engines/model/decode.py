@@ -89,19 +89,16 @@ class StepPlans(Sequence[DispatchPlan | None]):
         fused: bool,
         grouped: Set[bool] = frozenset(),
         shown: Shown | None = None,
-        guessed: GuessedStep | None = None,
     ) -> None:
         """computed: of each layer what was computed or, where that followed a plan, the plan; None of a dense one.
         fused: whether the step was one call, but for layers whose experts had to be brought. grouped: of layers that
         followed a plan, whether all their experts were computed together. shown: of a technique that is shown what
-        lies where: such plans are made once, in the order of steps. guessed: inside of the step; None: nothing was, or
-        the plans say it."""
+        lies where: such plans are made once, in the order of steps."""
         self._technique = technique
         self.computed = computed
         self.is_fused = fused
         self.grouped = grouped
         self._shown = shown if shown is not None and shown.residency is not None else None
-        self._guessed = guessed
         self._settled: list[DispatchPlan | None] | None = None
 
     @property
@@ -146,9 +143,10 @@ class StepPlans(Sequence[DispatchPlan | None]):
         left = None if residency is None else 0
         seen = LayerInput(layer, "decode", computed.routing, residency=residency, prefill_left=left)
         executed = None
-        if self._guessed is not None:
-            seen = replace(seen, predicted=self._guessed.for_layer(layer), guess=self._guessed.made_in(layer))
-            executed = self._guessed.executed(layer)
+        guessed = self.computed.guessed if isinstance(self.computed, _WholeStep) else None
+        if guessed is not None:
+            seen = replace(seen, predicted=guessed.for_layer(layer), guess=guessed.made_in(layer))
+            executed = guessed.executed(layer)
         plan = self._technique.plan(seen)
         computed.check(plan, self._technique.name, layer, executed)
         if self._shown is not None and self._shown.slots is not None and len(plan.transfers):
@@ -189,7 +187,7 @@ class _WholeStep(Sequence[Computed | None]):
     """What the layers of a step computed that was one call, told when somebody asks."""
 
     def __init__(self, said: SaidLayouts, room: StepRoom, n_experts: int) -> None:
-        self._layouts = said.layouts
+        self._said = said
         self._room = room
         self._n_experts = n_experts
         self.by_plan: dict[int, DispatchPlan] = {}
@@ -207,12 +205,18 @@ class _WholeStep(Sequence[Computed | None]):
         return iter(self._told[: self.n_done])
 
     @cached_property
+    def guessed(self) -> GuessedStep | None:
+        """Inside of the step; None where nothing was."""
+        guesses = self._said.guesses
+        return None if guesses is None else GuessedStep(guesses, self._room, self._n_experts)
+
+    @cached_property
     def _told(self) -> list[Computed | None]:
         """Once the step is over."""
         ids_LK, weights_LK, rows_LE = self._room.ids_LK, self._room.weights_LK, self._room.rows_LE(self._n_experts)
         told: list[Computed | None] = []
         row = 0
-        for layer, layout in enumerate(self._layouts):
+        for layer, layout in enumerate(self._said.layouts):
             if layout is None:
                 told.append(None)
                 continue
@@ -280,16 +284,19 @@ class FusedDecoder:
             mixed_1H, plans[layer] = planned(layer, routing, hidden_1H, normed_1H, guessed)
             return mixed_1H
 
-        self._decoder.step(
-            *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length),
-            *(self._plain, room),
-            held=self._nothing_held,
-            lacking=lacking,
-            guesses=guesses,
-            states=states,
-        )
-        if guesses is not None:
-            shown.likeness.hold_rows(guesses.layers, guesses.hidden)
+        try:
+            self._decoder.step(
+                *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length),
+                *(self._plain, room),
+                held=self._nothing_held,
+                lacking=lacking,
+                guesses=guesses,
+                states=states,
+            )
+        except BaseException:
+            if guesses is not None:
+                shown.likeness.drop_rows()
+            raise
         return plans
 
     def step(
@@ -321,22 +328,21 @@ class FusedDecoder:
             computed.n_done = layer + 1
             return mixed_1H
 
-        guessed = states = None
-        if guesses is not None:
-            guessed = GuessedStep(guesses, room, self._n_experts)
-            states = shown.likeness.rows(guesses.layers, guesses.hidden)
-        plans = StepPlans(said.technique, computed, fused=True, shown=shown, guessed=guessed)
+        plans = StepPlans(said.technique, computed, fused=True, shown=shown)
         defers = shown.residency is not None and shown.defer()
+        states = None if guesses is None else shown.likeness.rows(guesses.layers, guesses.hidden)
         try:
             self._decoder.step(
                 *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length, said.table, room),
                 *(shown.held, lacking, exchange, guesses, states),
             )
-            if guesses is not None:
-                shown.likeness.hold_rows(guesses.layers, guesses.hidden)
             if stamps is not None and stamps.tell_layers and computed.n_done < len(said.layouts):
                 stamps.end_layer(len(said.layouts) - 1)
             computed.n_done = len(said.layouts)
+        except BaseException:
+            if guesses is not None:
+                shown.likeness.drop_rows()
+            raise
         finally:
             if defers:
                 shown.deferred(plans)

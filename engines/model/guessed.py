@@ -6,13 +6,14 @@ Legend: P layers that are guessed for, K experts per token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from engines.dispatch import Prediction, Routing
 from engines.estimator import NORM_EPS, Estimator
 from engines.kernels.decoder import StepRoom
-from engines.kernels.guesses import GuessTable, LayerEstimator, LayerGuess
+from engines.kernels.guesses import EstimatorMatrices, GuessTable, LayerEstimator, LayerGuess
 from engines.kernels.native import serves
 from engines.model.router import kernel_router
 
@@ -48,28 +49,34 @@ class GuessedStep:
 def kernel_guesses(rules: GuessRules, sparse_layers: Sequence[int], n_layers: int) -> GuessTable | None:
     """None where the kernels do not know one of the norms, routers or vectors."""
     found: list[LayerGuess | None] = [None] * n_layers
+    matrices_of = cache(_matrices)
     for layer in sparse_layers[:-1]:
         rule = rules.of_layer.get(layer)
-        guess = None if rule is None else _kernel_guess(layer, rule)
-        if guess is None or not serves(*guess.tensors()):
+        guess = None if rule is None else _kernel_guess(layer, rule, matrices_of)
+        if guess is None or not guess.is_read:
             return None
         found[layer] = guess
     return GuessTable(found, rules.are_executed)
 
 
-def _kernel_guess(layer: int, rule: GuessRule) -> LayerGuess | None:
+def _kernel_guess(
+    layer: int, rule: GuessRule, matrices_of: Callable[[Estimator], EstimatorMatrices | None]
+) -> LayerGuess | None:
     ahead = rule.router
     router = kernel_router(ahead.router, ahead.config)
     if router is None or ahead.norm.bias is not None or ahead.weights_input:
         return None
     shows_own = rule.vectors_EH is None
-    estimator = None if rule.estimator is None else _at(rule.estimator, layer)
+    estimator = None
+    if (own := rule.estimator) is not None:
+        matrices = matrices_of(own)
+        if matrices is None:
+            return None
+        position_W = own.position_PW[own.layers.index(layer)]
+        estimator = LayerEstimator(matrices, position_W, own.norm_W, own.norm_bias_W, NORM_EPS)
     norm_H = None if shows_own else ahead.norm.weight
     return LayerGuess(ahead.layer, router, norm_H, rule.vectors_EH, estimator, ahead.norm.eps)
 
 
-def _at(estimator: Estimator, layer: int) -> LayerEstimator:
-    own = estimator
-    matrices = own.reduce_WH, own.widen_VW, own.narrow_WV, own.head_EW
-    position_W = own.position_PW[own.layers.index(layer)]
-    return LayerEstimator(*matrices, position_W, own.norm_W, own.norm_bias_W, NORM_EPS)
+def _matrices(estimator: Estimator) -> EstimatorMatrices | None:
+    return EstimatorMatrices(estimator.matrices) if serves(*estimator.matrices) else None
