@@ -135,7 +135,7 @@ def _tune(asked: Asked, problems: list[str]) -> None:
     from harness.plan import PlanError
     from harness.runner import DeviceNotReadyError
     from harness.tuning.asked import begin, conclude
-    from harness.tuning.display import DOES, ProbeLines, candidate_rows, sentence
+    from harness.tuning.display import DOES, ProbeLines, candidate_rows, order_words, sentence
     from harness.tuning.pages import write_session
     from harness.tuning.probing import SessionBrokenOffError
     from harness.tuning.profile import FILE_NAME, kept_path, write_profile
@@ -153,7 +153,8 @@ def _tune(asked: Asked, problems: list[str]) -> None:
             found = session.run(lines)
             profile = conclude(session, found, lines)
         for one in found.phases:
-            print_rows(candidate_rows(found, one), False, f"{DOES[one.phase]}: candidates, the cheapest first")
+            title = f"{DOES[one.phase]}: candidates, {order_words(found.options)}"
+            print_rows(candidate_rows(found, one), False, title)
             say(sentence(found, one))
         for line in found.disturbances:
             say(line)

@@ -14,9 +14,13 @@ from harness.plan import PlanError
 from harness.tuning.aecs import PRESETS
 from harness.tuning.choice_table import savings
 from harness.tuning.core_race import core_race
+from harness.tuning.display import candidate_records, candidate_rows, order_words, sentence
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
 from harness.tuning.presets import parameters_of, probed_once, told
-from harness.tuning.race import Ask, Estimate, Failed, Reading, Rules, drive
+from harness.tuning.probing import Probe
+from harness.tuning.race import Ask, Estimate, Failed, Reading, Rules, drive, measured_j, race
+from harness.tuning.session import PhaseFound, SearchProbe, SessionFound, TuneOptions
+from harness.tuning.space import Space
 from harness.tuning.tree_picture import tree_chart, tree_rows
 from tests.test_aecs import FIGURE_5, MATE_40_PRO
 
@@ -116,3 +120,41 @@ def test_savings_are_told_against_the_planned_arm_and_the_fastest() -> None:
     found.result = replace(result, standings=standings)
     (saved,) = [one for one in savings(found, SimpleNamespace(check=None)) if one[:2] == ("the fastest", "energy")]  # type: ignore[arg-type]
     assert saved[2:5] == pytest.approx((0.2, 1 - 1 / 1.1, 1 - 1 / 1.6))
+
+
+def raced(**options: Any) -> tuple[SessionFound[Any], PhaseFound[Any]]:
+    """Selections of Figure 5, raced without noise. Energies as of a large model, 20 J a token and more."""
+    arms = [(1, 2, 0), (0, 2, 0), (0, 1, 0)]
+    asked = TuneOptions(phases=("decode",), **options)
+    judge = None if asked.objective == "latency" else measured_j
+    rules = Rules(objective=asked.objective, slowdown=asked.slowdown, most_probes=12)
+
+    def answer(ask: Ask[Any]) -> Reading:
+        speed, watts = FIGURE_5[ask.arm]
+        return Reading(speed, 100 * watts)
+
+    result = drive(race(arms, rules, judge, 0), answer)
+    probe = Probe(50, 2.0, 30.0, "counter", None)
+    probes = (SearchProbe(Ask(arms[0], 1, "candidates", 3), 1, probe),)
+    found = PhaseFound("decode", result, probes)
+    space = Space(dict.fromkeys(arms, ()), {arm: str(arm) for arm in arms}, {arm: {} for arm in arms}, ())
+    return SessionFound(space, asked, (found,), "measured", ()), found
+
+
+def test_a_session_for_latency_shows_no_columns_of_energy_and_the_fastest_first() -> None:
+    session, found = raced(objective="latency")
+    rows = candidate_rows(session, found)
+    assert [row["candidate"] for row in rows] == ["(1, 2, 0)", "(0, 2, 0)", "(0, 1, 0)"]
+    assert {key for row in rows for key in row if "J" in key or "energy" in key} == set()
+    assert order_words(session.options) == "the fastest first"
+    assert {row["energy_method"] for row in candidate_records(session, found)} == {"missing"}
+
+
+def test_figures_of_a_session_are_told_to_their_last_digit() -> None:
+    """A slowdown of 2.5 % is not 2 %, and 36697 mJ are not 3.67e+04. All else is slower by more than that."""
+    session, found = raced(slowdown=0.025)
+    words = sentence(session, found)
+    assert "that are at most 2.5% slower than the fastest" in words
+    speed, watts = FIGURE_5[1, 2, 0]
+    assert f" {1e5 * watts / speed:.0f} mJ/token (counter)" in words
+    assert "at most 2.5% slower" in sentence(*raced(slowdown=0.025, objective="pareto"))

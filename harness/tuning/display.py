@@ -8,7 +8,7 @@ from typing import Any
 from harness.progress import PlainProgress, outcome
 from harness.tuning.probing import Arm, Probe
 from harness.tuning.race import Ask, Estimate, Failed, RaceResult, Standing
-from harness.tuning.session import PhaseFound, SessionFound
+from harness.tuning.session import PhaseFound, SessionFound, TuneOptions
 from results.records import Phase
 from results.trials import Trial
 
@@ -86,20 +86,30 @@ def ratio_words(estimate: Estimate | None) -> str:
     return with_interval(estimate, lambda value: f"{value:.2f}×")
 
 
+def order_words(options: TuneOptions) -> str:
+    """How the rows of `candidate_rows` follow each other."""
+    return "the fastest first" if options.objective == "latency" else "the cheapest first"
+
+
 def candidate_rows(session: SessionFound[Arm], found: PhaseFound[Arm]) -> list[dict[str, Any]]:
-    """For the terminal, and in full for the CSV by `candidate_records`."""
-    return [
-        {
+    """For the terminal, and in full for the CSV by `candidate_records`. Without columns of energy where it is not
+    asked."""
+    rows = []
+    for one in found.result.standings:
+        row = {
             "candidate": session.space.names[one.arm],
             "probes": one.n_probes,
             f"token/s, {session.time_method}": speed_words(one.speed_tokens_per_s),
-            f"m{found.energy_unit or 'J/token'}, {session.cost_method(found) or 'no meter'}": energy_words(one.cost),
-            "energy over chosen": ratio_words(one.cost_over_chosen),
+        }
+        if session.options.objective != "latency":
+            unit = f"m{found.energy_unit or 'J/token'}, {session.cost_method(found) or 'no meter'}"
+            row |= {unit: energy_words(one.cost), "energy over chosen": ratio_words(one.cost_over_chosen)}
+        row |= {
             "speed over fastest": ratio_words(one.speed_over_fastest),
             "outcome": one.reason or state_words(found.result, one),
         }
-        for one in found.result.standings
-    ]
+        rows.append(row)
+    return rows
 
 
 def state_words(result: RaceResult[Arm], one: Standing[Arm]) -> str:
@@ -168,15 +178,19 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     energy = "" if chosen.cost is None else f"{energy_words(chosen.cost)} m{found.energy_unit}"
     n = sum(one.state not in ("not raced", "failed") for one in result.standings)
     method = session.cost_method(found)
+    slower = f"{100 * options.slowdown:.6g}% slower than the fastest"
     if options.objective == "latency":
         why = f"is the fastest of {n} at {speed}"
     elif options.objective == "pareto":
-        why = f"costs least of the {len(result.front)} on the front of {n}: {energy} ({method}) at {speed}"
+        why = (
+            f"costs least of those on the front ({len(result.front)} of {n} candidates) that are at most {slower}:"
+            f" {energy} ({method}) at {speed}"
+        )
     else:
         floor = _speed(result.floor_tokens_per_s) if result.floor_tokens_per_s is not None else "none"
         why = (
-            f"costs least of those of {n} candidates that are at most {100 * options.slowdown:.6g}% slower than the"
-            f" fastest: {energy} ({method}) at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"
+            f"costs least of those of {n} candidates that are at most {slower}: {energy} ({method}) at {speed};"
+            f" the floor is {floor}, the fastest is {names[result.fastest]}"
         )
     speed_now = chosen.speed_tokens_per_s
     if (

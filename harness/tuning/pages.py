@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.tuning.choice_table import choice_cells, choice_records, saved_cells
-from harness.tuning.display import candidate_records, candidate_rows, probe_records, sentence
+from harness.tuning.display import candidate_records, candidate_rows, order_words, probe_records, sentence
 from harness.tuning.probing import Arm, Probe
 from harness.tuning.profile import CheckedRatio, TunedProfile
 from harness.tuning.race import Estimate
@@ -74,6 +74,8 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         "disturbances": session.disturbances,
         "phases": phases,
         "settings": [f"{key} = {value_text(value)}" for key, value in profile.settings.items()],
+        "threads_give_way": "cores" in profile.settings and "threads" in profile.plan["engine"][0],
+        "order": order_words(session.options),
         "check_command": f"joulebench tune --check {shlex.quote(profile.name)}",
         "methods": [phase.method for phase in phases],
         "alpha": session.options.alpha,
@@ -121,7 +123,7 @@ def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], profile: TunedPro
         found.result.n_probes,
         len(session.space.cells),
         ", ".join(noise) or "not known",
-        session.cost_method(found) or "no meter",
+        session.cost_method(found) or ("not asked" if session.options.objective == "latency" else "no meter"),
     )
 
 

@@ -113,8 +113,10 @@ class SessionFound(Generic[Arm]):
     """What else had the machine meanwhile, in sentences."""
 
     def cost_method(self, found: PhaseFound[Arm]) -> str | None:
-        """Of the energy that candidates were judged by. None: no meter, and no heuristic."""
+        """Of the energy that candidates were judged by. None: no meter, and no heuristic; or it was not asked."""
         alpha = self.options.alpha
+        if self.options.objective == "latency":
+            return None
         if alpha == 1.0:
             return "modelled by the heuristic alone"
         if alpha == 0.0 or found.method is None:
