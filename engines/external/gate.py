@@ -32,6 +32,8 @@ QUESTIONS = (
 N_TOKENS = 12
 MOST_OF_ONE = 0.8
 """Of an answer: the share of one token from which it only repeats itself."""
+CLEARLY_NOT = 0.5
+"""The share up to which ours does not: a model of random weights repeats nearly as much by itself."""
 LEAST_REPEATED = 4
 """Tokens of an answer from which that share says something."""
 LEAST_READABLE = 0.8
@@ -83,7 +85,9 @@ def faults(
     same = sum(_begins_alike(own, its, reads) for own, its in zip(ours, theirs, strict=True))
     if begin_alike and 2 * same < n:
         found.append(f"{n - same} of {n} short answers begin with another token than ours")
-    repeats = [_repeats(its, reads) and not _repeats(own, reads) for own, its in zip(ours, theirs, strict=True)]
+    repeats = [
+        _repeats(its, reads) and not _repeats(own, reads, CLEARLY_NOT) for own, its in zip(ours, theirs, strict=True)
+    ]
     if any(repeats):
         found.append(f"{sum(repeats)} of {n} answers repeat one token, and ours do not")
     unread = [not _is_readable(its, reads) and _is_readable(own, reads) for own, its in zip(ours, theirs, strict=True)]
@@ -114,9 +118,9 @@ def _begins_alike(own: tuple[int, ...], its: Answer, reads: ReadsText) -> bool:
     return its.strip().startswith(shown) if shown else not its.strip()
 
 
-def _repeats(answer: Answer, reads: ReadsText) -> bool:
+def _repeats(answer: Answer, reads: ReadsText, above: float = MOST_OF_ONE) -> bool:
     tokens = tuple(reads.encode(answer)) if isinstance(answer, str) else answer
-    return len(tokens) >= LEAST_REPEATED and max(map(tokens.count, set(tokens))) > MOST_OF_ONE * len(tokens)
+    return len(tokens) >= LEAST_REPEATED and max(map(tokens.count, set(tokens))) > above * len(tokens)
 
 
 def _is_readable(answer: Answer, reads: ReadsText) -> bool:
