@@ -13,6 +13,7 @@ from engines.pricing.shapes import sizes_of
 from engines.techniques.parameters import Composed
 from harness.combinations import mismatch, sheet_of
 from harness.device_specs import DeviceSpec
+from harness.fitted_sheets import fit_warning
 from harness.matrix import Part, Parts, external_engines, own_engines
 from harness.memory_checks import not_kept
 from harness.model_specs import PlayedModelSpec
@@ -138,6 +139,8 @@ def _look_at_arm(
             found.problems.append(f"engine {engine.label}: {kept}")
         elif (lacks := lacks_room_for(cell)) is not None:
             found.warnings.append(f"engine {engine.label}: its cells will say {lacks}")
+        elif (doubt := fit_warning(device, cell.shape)) is not None:
+            found.warnings.append(doubt)
         elif facts.sizes is None:
             check_places_nothing(cell)
         else:

@@ -30,6 +30,7 @@ from harness.external.base import ExternalSpec
 from harness.external.catalog import EXTERNAL
 from harness.external.coreml import CoremlSpec
 from harness.external_parts import external_problems, noted
+from harness.fitted_sheets import fit_warning_with_model
 from harness.matrix import CellPlan, Part, external_engines, own_engines
 from harness.memory_checks import (
     kept_problems,
@@ -114,6 +115,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         warnings += [together_warning(engines, m, devices, found) for m in computed if m.source == found.source]
         for device in devices:
             problems += _pricing_problems(device, found)
+            warnings.append(fit_warning_with_model(device, found))
         for other in others:
             if isinstance(other.spec, CoremlSpec):
                 problems += _problems_with_graphs(other.label, other.spec, found, run_parts)

@@ -6,12 +6,14 @@ import csv
 import io
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from devices.models.device import TimelineMeter
 from devices.models.fit import FitError
 from devices.models.sheet import Sheet, parse_sheet
 from devices.models.sheet_text import sheet_text
@@ -20,7 +22,7 @@ from engines.base import PhaseListener
 from engines.curves.host import FittedUnit, MadeModel, made_model
 from engines.curves.machine import FittedMachine, points_text, residual_rows, sheet_of_units
 from engines.curves.pieces import CALLS, Bench, tiled
-from engines.curves.prices import Known, add_engine_prices, kernel_prices, link_prices
+from engines.curves.prices import Known, Residual, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Piece, Point
 from engines.curves.steps import EngineRun, fetching_layers, priced, request_of
 from engines.made_models import MadeSizes
@@ -134,6 +136,24 @@ def test_the_written_sheet_is_read_as_it_was(fitted: FittedMachine) -> None:
     ]
     assert {figure["kind"] for figure in figures} == {"fitted"}
     assert all("shapes, median residual" in figure["origin"] for figure in figures)
+
+
+def test_a_sheet_says_how_far_it_misses_the_requests_of_its_fit(fitted: FittedMachine) -> None:
+    """Ten prompts that are missed by 1 to 10 %, too fast and too slow in turn, and one token by 20 %."""
+    unit = fitted.fitted["cpu"]
+    missed = [("prefill", (-1) ** n * n / 100) for n in range(1, 11)] + [("decode", 0.2)]
+    whole = [Residual(Point(Piece(curve, "made", {}), 2.0, 3, True), 2.0 * (1 + miss)) for curve, miss in missed]
+    prices = replace(unit.prices, residuals=[*unit.prices.residuals, *whole])
+    sheet = sheet_of_units("mine", "fp32", 2, {"cpu": unit._replace(prices=prices)})
+    told = (
+        "the prices miss whole requests that they were fitted on: prefill by 5.5 % (median of 10; 90th percentile"
+        " 9.1 %), a decoded token by 20 % (median of 1; 90th percentile 20 %)"
+    )
+    assert parse_sheet(sheet_text(sheet), "mine").fit_words == told
+    assert fitted.sheet.fit_words is None, "it was fitted on no whole request"
+    notes = [channel.note for channel in TimelineMeter(Timeline(sheet)).channels]
+    assert notes
+    assert all(note is not None and note.endswith(told) for note in notes)
 
 
 @pytest.mark.parametrize("text", ['a "quoted" \\ word', "tab\tand\nline", "\x7f\u2028", "[units.cpu]", "é"])

@@ -14,7 +14,9 @@ from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import NAMED_SHAPES
 from harness.matrix import CellPlan
-from harness.plan import PlanError, load_plan
+from harness.plan import PlanError, load_plan, read_draft
+from harness.preflight import preflight
+from harness.run_parts import RunParts
 from tests.command import Finished, joulebench
 from tests.plans import FAST, raw_plan, write_plan
 from tests.test_links import LINKED_TOML
@@ -55,6 +57,34 @@ def problems_of(plan: Path) -> tuple[str, ...]:
     with pytest.raises(PlanError) as raised:
         load_plan(plan)
     return raised.value.problems
+
+
+def test_a_plan_warns_of_other_weights_than_a_sheet_was_fitted_with(tmp_path: Path) -> None:
+    """A model that runs is priced with two bytes a value."""
+    named = 'description = "'
+    for form in ("fp32", "bf16"):
+        own_sheet(tmp_path / f"{form}.toml", (named, f'fitted_weights = "{form}"\n{named}'))
+    sheets = ("fp32.toml", "bf16.toml")
+    assert warnings_of(write_own_plan(tmp_path / "plan.toml", *sheets)) == [
+        "device model:fp32: its prices were fitted with weights in fp32, and experts of 16 bits are asked: another"
+        " arithmetic may compute them, so these times are a guess; fit a sheet with such weights (docs/model-fit.md)"
+    ]
+    model = {"shape": "olmoe-1b-7b", "routing": {"kind": "uniform", "seed": 3}}
+    for form, bits in (("int8", "8.0"), ("fp32", "32")):
+        engine = {"name": form, "technique": {"name": "coreml-cpu"}, "quantise": {"experts": form}}
+        told = warnings_of(write_own_plan(tmp_path / f"{form}-plan.toml", *sheets, model=model, engine=[engine]))
+        refused = sheets if form == "int8" else ("bf16.toml",)
+        assert [one.partition(":")[2].partition(":")[0] for one in told] == [
+            one.removesuffix(".toml") for one in refused
+        ]
+        assert all(f"experts of {bits}" in one for one in told)
+
+
+def warnings_of(plan: Path) -> list[str]:
+    """About what sheets were fitted on."""
+    draft = read_draft(plan)
+    found = preflight(draft, RunParts(draft.plan.protocol)).warnings
+    return [one for one in found if "fitted" in one]
 
 
 def joules(run: Path) -> float:

@@ -84,7 +84,8 @@ def _channel(sheet: Sheet, component: str) -> Channel:
 def _note(sheet: Sheet, component: str) -> str:
     if not sheet.has_watts(component):
         lacking = ", ".join(one for one in sheet.components if not sheet.has_watts(one))
-        return f"sheet {sheet.name} ({sheet.source}) states no power of {lacking}: joules and their sum are missing"
+        note = f"sheet {sheet.name} ({sheet.source}) states no power of {lacking}: joules and their sum are missing"
+        return note if sheet.fit_words is None else f"{note}; {sheet.fit_words}"
     idle = f"idle {sheet.idle_w.value} W" if sheet.idle_w is not None else "idle counted as 0 W: the sheet states none"
     note = f"modelled with sheet {sheet.name} ({sheet.source}); {idle}; {_error_words(sheet)}"
     costs = sheet.memory if component == COMM else sheet.units.get(component)
@@ -95,6 +96,8 @@ def _note(sheet: Sheet, component: str) -> str:
 
 def _error_words(sheet: Sheet) -> str:
     """What is known of the error of seconds and joules."""
+    if sheet.fit_words is not None:
+        return f"their error on other requests is not stated: {sheet.fit_words}"
     if sheet.missed_by is None:
         return "their error is not stated: nothing of them was compared with the source"
     seconds, joules = sheet.missed_by.seconds, sheet.missed_by.joules

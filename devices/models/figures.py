@@ -215,3 +215,15 @@ class MissedBy(Record):
 
     seconds: Misses
     joules: Misses
+
+
+class FitMiss(Record):
+    """How far fitted prices miss whole requests that they were fitted on: shares of the measured times."""
+
+    requests: int = Field(ge=1)
+    median: float = Field(ge=0, allow_inf_nan=False)
+    p90: float = Field(ge=0, allow_inf_nan=False)
+
+    @property
+    def words(self) -> str:
+        return f"{100 * self.median:.2g} % (median of {self.requests}; 90th percentile {100 * self.p90:.2g} %)"

@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -49,9 +49,9 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from devices.base import DeviceError, Unit
 from devices.models import in_place
 from devices.models.core_clusters import ClusterSheet, DecodeSheet, StateSheet
+from devices.models.figures import FitMiss, MissedBy, QueueDepth, Rate, Roofline, RowTile
 from devices.models.figures import Kernel as Kernel
 from devices.models.figures import KernelPrice as KernelPrice
-from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline, RowTile
 from devices.models.figures import SheetFigure as SheetFigure
 from devices.models.links import NUMBERED, End, LinkSheet, PlainName
 from devices.models.sheet_faults import MOST_ALIKE, MOST_LINKS, MOST_UNITS, faults
@@ -119,6 +119,8 @@ class Sheet(Record):
     """None where nothing was compared with its source."""
     fitted_weights: str | None = Field(default=None, min_length=1)
     """The form of the weights that its prices were fitted with; None where they were fitted on none."""
+    fit_misses: dict[End, dict[Literal["prefill", "decode"], FitMiss]] = Field(default_factory=dict)
+    """By unit and phase. Empty where no whole requests were fitted on. Others may be missed by more."""
     units: dict[End, UnitSheet] = Field(max_length=MOST_UNITS)
     """Read: each unit by its own name, those that one table stands for too."""
     stands_in: dict[End, End] = Field(default_factory=dict)
@@ -134,6 +136,17 @@ class Sheet(Record):
     """How its source saw it decode, on which cores."""
     decode: DecodeSheet | None = None
     """What decoding on a selection of cores gives; None where nobody measured two of them."""
+
+    @property
+    def fit_words(self) -> str | None:
+        """How well its prices meet what they were fitted on; None where that was not asked."""
+        phases = {"prefill": "prefill", "decode": "a decoded token"}
+        told = [
+            f"{f'{unit}: ' if len(self.fit_misses) > 1 else ''}{phases[phase]} by {miss.words}"
+            for unit, by_phase in self.fit_misses.items()
+            for phase, miss in by_phase.items()
+        ]
+        return f"the prices miss whole requests that they were fitted on: {', '.join(told)}" if told else None
 
     @property
     def components(self) -> tuple[str, ...]:

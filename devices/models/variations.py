@@ -16,7 +16,7 @@ from devices.models.sheet import Sheet
 from results.records import Record
 
 Place = tuple[str, ...]
-NO_PRICE: Final = ("relative_accuracy", "missed_by", "queue_depth")
+NO_PRICE: Final = ("relative_accuracy", "missed_by", "fit_misses", "queue_depth")
 """Figures that price nothing, and a count."""
 OF_JOULES: Final = ("j_per_flop", "pj_per_bit")
 """Figures of energy, beside all watts."""

@@ -101,6 +101,7 @@ def sheet_of_units(name: str, form: Form, n_threads: int, fitted: Mapping[str, F
         units,
         links,
         fitted_weights=form,
+        fit_misses={unit: found for unit, one in fitted.items() if (found := _fit_misses(one.residuals))},
         stands_in={unit: "cpu" for unit in LACKING if unit not in fitted},
         memories={"cpu": stated},
     )
@@ -135,6 +136,17 @@ def doubts(residuals: Mapping[str, Sequence[Residual]]) -> tuple[str, ...]:
                     " NOT TRUST THIS SHEET. Something slowed some of the runs; fit again."
                 )
     return tuple(found)
+
+
+def _fit_misses(residuals: Sequence[Residual]) -> dict[str, dict[str, Any]]:
+    """Of whole requests, as a sheet has them: by phase."""
+    found = {}
+    for curve, own in _by_curve(residuals).items():
+        if curve in WHOLE_REQUESTS:
+            misses = [abs(one.miss) for one in own]
+            median_miss, p90 = (float(f"{np.quantile(misses, share):.3g}") for share in (0.5, 0.9))
+            found[curve] = {"requests": len(own), "median": median_miss, "p90": p90}
+    return found
 
 
 def _by_curve(residuals: Sequence[Residual]) -> dict[str, list[Residual]]:

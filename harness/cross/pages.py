@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from devices.models.sheet import Sheet
 from harness.conclusions import Effect, conclusion_words, flip_words, leads_chart
 from harness.cross.sensitivity import METRICS
-from harness.cross.table import Question, Row, has_fits, is_less, other_weights
+from harness.cross.table import Question, Row, has_fits, is_less
+from harness.fitted_sheets import other_weights
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
 from results.units import format_bytes

@@ -9,12 +9,12 @@ from typing import Any
 from devices.base import DeviceError
 from devices.models.sheet import Sheet
 from engines.errors import EngineError
-from engines.model.quantised import FORMS, bits_of_value
 from engines.pricing.cells import Cell, PhaseCost, PricedCell, price_cell
 from engines.pricing.model_shape import ModelShape
 from engines.pricing.routing_sources import RoutingSource
 from engines.techniques.parameters import Composed
 from harness.cross.arms import Arm, arms_on
+from harness.fitted_sheets import other_weights
 
 FLOAT_NOISE = 1e-9
 KEEPS = ("cache", "slices")
@@ -122,26 +122,10 @@ def width_words(shape: ModelShape) -> str:
     return "weights of " + ", ".join(f"{name} {n:.4g}" for name, n in bits.items()) + " bits"
 
 
-def other_weights(sheet: Sheet, shape: ModelShape) -> str | None:
-    """That the sheet was fitted with weights of another width than these; None where it was not."""
-    form = sheet.fitted_weights
-    if form not in FORMS:
-        return None
-    asked, fitted = 8 * shape.bytes_of("experts"), bits_of_value(form, shape.hidden)
-    if abs(asked / fitted - 1) < SAME_WIDTH:
-        return None
-    return (
-        f"its prices were fitted with weights in {form}, and experts of {asked:.4g} bits are asked: another arithmetic"
-        f" may compute them, so these times are a guess; ask for --weights {form}, or fit a sheet with such weights"
-    )
-
-
 def predicts(technique: Composed) -> bool:
     return technique.choices.route.kind == "predicted"
 
 
-SAME_WIDTH = 0.05
-"""Of the bits of a value: scales of a row take a little more in one model than in another."""
 Asked = tuple[Arm, Sheet]
 Pricing = Callable[[Sequence[Asked]], Iterator["Row"]]
 """Rows in the order in which they are asked."""
@@ -161,7 +145,7 @@ def cross_table(
     for sheet in sheets:
         say(f"{sheet.name}: {sheet.description}")
         if (doubt := other_weights(sheet, question.shape)) is not None:
-            say(f"{sheet.name}: {doubt}")
+            say(f"{sheet.name}: {doubt}; ask for --weights {sheet.fitted_weights}, or fit a sheet with such weights")
         own = [next(found) for _, its in asked if its is sheet]
         there = {row.arm.technique for row in own if row.result != "not priced"}
         # One that stands on another unit of the machine is not told to be absent too.

@@ -1,0 +1,49 @@
+"""What a sheet that was fitted on a machine is asked for, and was not fitted on."""
+
+from __future__ import annotations
+
+from devices.models.sheet import Sheet
+from engines.errors import EngineError
+from engines.model.checkpoints import CheckpointFacts
+from engines.model.quantised import FORMS, bits_of_value
+from engines.pricing.model_shape import ModelShape
+from engines.pricing.shapes import own_shape, priced_shape
+from harness.combinations import sheet_of
+from harness.device_problems import sheet_problems
+from harness.device_specs import DeviceSpec, ModelledSpec
+
+SAME_WIDTH = 0.05
+"""Of the bits of a value: scales of a row take a little more in one model than in another."""
+
+
+def other_weights(sheet: Sheet, shape: ModelShape) -> str | None:
+    """That the sheet was fitted with weights of another width than these; None where it was not."""
+    form = sheet.fitted_weights
+    if form not in FORMS:
+        return None
+    asked, fitted = 8 * shape.bytes_of("experts"), bits_of_value(form, shape.hidden)
+    if abs(asked / fitted - 1) < SAME_WIDTH:
+        return None
+    return (
+        f"its prices were fitted with weights in {form}, and experts of {asked:.4g} bits are asked: another arithmetic"
+        " may compute them, so these times are a guess"
+    )
+
+
+def fit_warning(device: DeviceSpec, shape: ModelShape) -> str | None:
+    """Of a device of a plan that prices other weights than its sheet was fitted with. Its sheet has no problems."""
+    if not isinstance(device, ModelledSpec) or (doubt := other_weights(sheet_of(device), shape)) is None:
+        return None
+    return f"device {device.name}: {doubt}; fit a sheet with such weights (docs/model-fit.md)"
+
+
+def fit_warning_with_model(device: DeviceSpec, facts: CheckpointFacts) -> str | None:
+    """The same of a model that runs, which is priced with two bytes a value."""
+    if not isinstance(device, ModelledSpec) or sheet_problems(device):
+        return None
+    try:
+        name = device.priced_as
+        shape = priced_shape(name, facts.config) if name else own_shape(facts.source, facts.config)
+    except (EngineError, KeyError):
+        return None  # told as a problem
+    return fit_warning(device, shape)
