@@ -35,8 +35,8 @@ TELLS = {
     "Llama-4-Scout-17B-16E": "llama-4-scout",
 }
 PARAMETERS_B = {
-    "deepseek-v2": 236.0, "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54, "qwen2.5-3b": 3.09, "llama-3.2-1b": 1.24,
-    "llama-3.2-3b": 3.21,
+    "dbrx": 132.0, "deepseek-v2": 236.0, "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54, "qwen2.5-3b": 3.09,
+    "llama-3.2-1b": 1.24, "llama-3.2-3b": 3.21,
 }  # fmt: skip
 """As their pages have it, of those whose whole config is not among the published ones here."""
 

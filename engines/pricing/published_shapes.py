@@ -99,6 +99,9 @@ DEEPSEEK_V3 = ModelShape(
 LLAMA_4_SCOUT = ModelShape("llama-4-scout", 48, 5120, 40, 8, 128, 0, 16, 1, 8192, 202048, shared_width=8192)
 """meta-llama/Llama-4-Scout-17B-16E: 107.8 B parameters of text."""
 
+DBRX = ModelShape("dbrx", 40, 6144, 48, 8, 128, 0, 16, 4, 10752, 100352)
+"""databricks/dbrx-base: 131.6 B parameters."""
+
 # --- dense -----------------------------------------------------------------------------------------------------------
 
 QWEN25_05B = ModelShape("qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 0, 0, 0, 151936, ties_embedding=True)
@@ -122,6 +125,6 @@ GEMMA_2_2B = ModelShape("gemma-2-2b", 26, 2304, 8, 4, 256, 9216, 0, 0, 0, 256000
 _NAMED = (
     PHI_3_5_MOE, PHI_TINY_MOE, QWEN3_30B_A3B, QWEN3_235B_A22B, MIXTRAL_8X7B, DEEPSEEK_MOE_16B, GPT_OSS_20B,
     GPT_OSS_120B, OLMOE_1B_7B, QWEN15_MOE_A27B, GLM_47_FLASH, GLM_45_AIR, DEEPSEEK_V2_LITE, DEEPSEEK_V2, DEEPSEEK_V3,
-    LLAMA_4_SCOUT, QWEN25_05B, QWEN25_15B, QWEN25_3B, LLAMA_32_1B, LLAMA_32_3B, GEMMA_2_2B,
+    LLAMA_4_SCOUT, DBRX, QWEN25_05B, QWEN25_15B, QWEN25_3B, LLAMA_32_1B, LLAMA_32_3B, GEMMA_2_2B,
 )  # fmt: skip
 NAMED_SHAPES = {shape.name: shape for shape in _NAMED}
