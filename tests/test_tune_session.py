@@ -130,6 +130,8 @@ def test_a_plan_that_names_a_profile_has_the_cells_of_one_that_writes_its_cores(
         assert named.plan_hash == plain.plan_hash
     whole = build_plan(raw_plan(engine="tuned:here"))
     assert whole.cells[0].engine.cores == plain.cells[0].engine.cores
+    both = build_plan(raw_plan(engine=[DROPLESS, "tuned:here"]))
+    assert [c.engine.name for c in both.cells] == [DROPLESS["name"], "here"], "the same arm, planned and tuned"
 
 
 def test_an_expired_changed_or_unknown_profile_is_one_problem_of_the_plan(

@@ -68,12 +68,16 @@ def resolved(raw: dict[str, Any]) -> Resolved:
     problems: list[str] = []
     notes: list[str] = []
     taken: dict[str, TunedFor] = {}
+    names = {one.get("name") for one in engines if isinstance(one, dict)}
     for i, engine in enumerate(engines):
         path = f"engine[{i}]"
         try:
             if is_tuned(engine):
                 profile = _profile(engine, plan, None)
-                engines[i] = dict(profile.engine)
+                # Beside the arm that it was tuned from it goes by its own name.
+                beside = {"name": profile.name} if profile.engine.get("name") in names else {}
+                engines[i] = {**profile.engine, **beside}
+                names.add(engines[i].get("name"))
             elif isinstance(engine, dict) and is_tuned(engine.get("cores")):
                 path = f"{path}.cores"
                 profile = _profile(engine["cores"], plan, engine)
@@ -95,8 +99,9 @@ def resolved(raw: dict[str, Any]) -> Resolved:
         keys = ", ".join(f"{key} = {_words(value)}" for key, value in profile.settings.items()) or "as planned"
         if profile.searched_on is not None:
             keys += " (searched before the system or engine changed, and checked since)"
+        asked = "" if profile.objective == "energy" else f" (for {profile.objective})"
         unsure = f"; not certain: {', '.join(doubts(profile))}" if doubts(profile) else ""
-        notes.append(f"{path}: from the tuned profile {profile.name} of {profile.created_at}: {keys}{unsure}")
+        notes.append(f"{path}: from the tuned profile {profile.name}{asked} of {profile.created_at}: {keys}{unsure}")
     # A problem is told once: an arm that could not be found stands in for itself, so that none seems to be missing.
     plan["engine"] = [UNKNOWN_ARM if engine is None else engine for engine in engines]
     return Resolved(plan, problems, notes, tuple(taken.values()))
