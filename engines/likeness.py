@@ -39,7 +39,7 @@ class Likeness:
         self._pieces: list[Tensor] = []
         """Of memory for rows, which stay for the next request."""
         self._piece, self._at, self._n_left, self._address = -1, 0, 0, 0
-        """Where the next ones go: how many floats into which piece, how many are left there, and their address."""
+        """Where the next ones go: how many bytes into which piece, how many are left there, and their address."""
         self._n_bytes = 0
 
     def hold(self, layer: int, shown_TH: Tensor, true_TH: Tensor) -> None:
@@ -52,30 +52,32 @@ class Likeness:
     def rows(self, layers: Sequence[int], hidden: int) -> int:
         """The address where one token writes, for several layers, what was shown and then what is true, [2, P, H]. It
         is held of as many layers as memory is left for."""
-        n_floats, row_bytes = 2 * len(layers) * hidden, 2 * 4 * hidden
-        if n_floats > self._n_left:
-            self._begin_piece(n_floats)
-        address, n_rows = self._address, min(len(layers), (MOST_BYTES - self._n_bytes) // row_bytes)
-        self._held_rows.append((layers[:n_rows], hidden, self._piece, self._at, n_floats))
-        if n_rows:
-            self._n_bytes += n_rows * row_bytes
-            self._at += n_floats
-            self._n_left -= n_floats
-            self._address += 4 * n_floats
+        n_bytes = 8 * len(layers) * hidden
+        if n_bytes > self._n_left:
+            self._begin_piece(n_bytes)
+        address, at = self._address, self._at
+        if self._n_bytes + n_bytes > MOST_BYTES:
+            layers = layers[: (MOST_BYTES - self._n_bytes) // (8 * hidden)]
+        self._held_rows.append((layers, hidden, self._piece, at, n_bytes))
+        if layers:
+            self._n_bytes += 8 * len(layers) * hidden
+            self._at = at + n_bytes
+            self._address = address + n_bytes
+            self._n_left -= n_bytes
         return address
 
     def drop_rows(self) -> None:
         """Those of the last call, for they were not written: the token was broken off."""
         self._held_rows.pop()
 
-    def _begin_piece(self, n_floats: int) -> None:
+    def _begin_piece(self, n_bytes: int) -> None:
         self._piece += 1
-        while self._piece < len(self._pieces) and len(self._pieces[self._piece]) < n_floats:
+        while self._piece < len(self._pieces) and self._pieces[self._piece].nbytes < n_bytes:
             self._piece += 1
         if self._piece == len(self._pieces):
-            self._pieces.append(torch.empty(max(n_floats, PIECE_FLOATS)))
+            self._pieces.append(torch.empty(max(n_bytes // 4, PIECE_FLOATS)))
         piece = self._pieces[self._piece]
-        self._at, self._n_left, self._address = 0, len(piece), piece.data_ptr()
+        self._at, self._n_left, self._address = 0, piece.nbytes, piece.data_ptr()
 
     def take(self) -> dict[int, Cosines]:
         """Of each layer, since the last call."""
@@ -90,7 +92,7 @@ class Likeness:
         return found
 
     def _rows(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        for layers, hidden, piece, at, n_floats in self._held_rows:
-            shown_PH, true_PH = self._pieces[piece][at : at + n_floats].view(2, -1, hidden)
+        for layers, hidden, piece, at, n_bytes in self._held_rows:
+            shown_PH, true_PH = self._pieces[piece][at // 4 : (at + n_bytes) // 4].view(2, -1, hidden)
             for row, layer in enumerate(layers):
                 yield layer, shown_PH[row : row + 1], true_PH[row : row + 1]

@@ -19,6 +19,10 @@
 // zeros. Rows of a small matrix are short, and adding up a register's lanes would take longer than their products.
 constexpr int64_t kPanelRows = 32;
 
+// Bytes that are asked for before they are read. A network's matrices lie one behind the other, so that the end of one asks
+// for the start of the next.
+constexpr int64_t kPanelsAhead = 2 * kAhead;
+
 struct Panels {
   const void* values;
   int64_t rows, columns;
@@ -41,7 +45,7 @@ inline void multiply_panels(const Panels& m, const float* x, const float* bias, 
       };
       int64_t c = 0;
       for (; c + U <= m.columns; c += U) {
-        ask_ahead(from + c * kPanelRows, U * kBytes);
+        ask_ahead(from + c * kPanelRows, U * kBytes, kPanelsAhead);
 #pragma GCC unroll 4
         for (int u = 0; u < U; u++) add(c + u, u);
       }
@@ -123,6 +127,7 @@ inline void guess_row(const Guess& guess, const float* residual, const float* no
                       const int64_t* ids_K, const float* weights_K, int64_t n_chosen, int64_t hidden, float* shown,
                       int64_t* guessed_K, float* guessed_weights_K, int n_threads) {
   thread_local std::vector<float> part_buffer, score_buffer;
+  if (guess.estimator) ask_ahead(guess.estimator->reduce.values, kPanelsAhead, 0);
   if (!guess.norm_H) {
     std::copy_n(normed, hidden, shown);
   } else {
