@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import psutil
-
+from devices.memory import usable_memory
 from engines.errors import EngineError, FewSlotsError
 from engines.expert_memory import ExpertMemory, fills_buffers
 from engines.model.checkpoints import CheckpointFacts
@@ -185,11 +184,11 @@ def slot_problems(
     except EngineError as error:
         yield f"engine {engine.label}:{given} {_with_bytes(error, loading.slot_bytes)}"
         return
-    there = psutil.virtual_memory().total
-    if _is_here(engine.spec, devices) and n_bytes > there:
+    there = usable_memory()
+    if _is_here(engine.spec, devices) and n_bytes > there.n_bytes:
         yield (
-            f"engine {engine.label}:{given} {loading.n_held} experts take {_size(n_bytes)}, and this machine has"
-            f" {_size(there)} of memory; give fewer"
+            f"engine {engine.label}:{given} {loading.n_held} experts take {_size(n_bytes)}, and"
+            f" {there.told(_size(there.n_bytes))}; give fewer"
         )
 
 
@@ -208,19 +207,20 @@ def together_warning(
         if loading is not None and not loading.is_given_twice:
             with contextlib.suppress(EngineError):  # told of the engine
                 taken[engine.label] = loading.n_held * loading.slot_bytes
-    there, in_all = psutil.virtual_memory().total, sum(taken.values())
-    if in_all <= there or any(n_bytes > there for n_bytes in taken.values()):
+    there, in_all = usable_memory(), sum(taken.values())
+    if in_all <= there.n_bytes or any(n_bytes > there.n_bytes for n_bytes in taken.values()):
         return None
     return (
-        f"engines {', '.join(taken)}: their experts together take {_size(in_all)}, and this machine has {_size(there)}"
-        " of memory; all arms of a run keep them to its end: give each less, or run them one by one"
+        f"engines {', '.join(taken)}: their experts together take {_size(in_all)}, and"
+        f" {there.told(_size(there.n_bytes))}; all arms of a run keep them to its end: give each less, or run them one"
+        " by one"
     )
 
 
 def weights_warning(
     engine: Part[EngineSpec], model: ModelSpec, devices: Sequence[DeviceSpec], facts: CheckpointFacts
 ) -> str | None:
-    """Of a model that is larger than this machine's memory, in an arm that holds it whole."""
+    """Of a model that is larger than the memory for this process, in an arm that holds it whole."""
     if expert_memory(engine.spec, model).loads(engine.spec.technique) or not _is_here(engine.spec, devices):
         return None
     try:
@@ -229,11 +229,11 @@ def weights_warning(
         n_bytes = int(shape.routed_bytes + shape.others_bytes)
     except EngineError:
         return None  # its layers are not known
-    there = psutil.virtual_memory().total
-    if n_bytes <= there:
+    there = usable_memory()
+    if n_bytes <= there.n_bytes:
         return None
     return (
-        f"engine {engine.label}: its weights take {_size(n_bytes)}, and this machine has {_size(there)} of memory: the"
+        f"engine {engine.label}: its weights take {_size(n_bytes)}, and {there.told(_size(there.n_bytes))}: the"
         " system ends the run, or reads them from the disk again and again; narrow them (quantise), or take a cache"
         " of experts (lru)"
     )

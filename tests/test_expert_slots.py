@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+from devices.memory import MemoryHere
 from engines.base import unheard
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
@@ -22,6 +23,8 @@ from engines.model.slots import slot_bytes
 from engines.model.tensor_files import is_mapped
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
+from harness import memory_checks
+from harness.plan import PlanError
 from results.records import EngineCounters, Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
@@ -359,3 +362,22 @@ def test_a_model_that_is_larger_than_this_machine_is_told_of_arms_that_hold_it_w
     (found,) = warnings_of([whole, cached], n_bytes - 1, monkeypatch)
     assert found.startswith("engine dropless: its weights take 22.9 MB, and this machine has 22.9 MB of memory: the")
     assert not warnings_of([whole | {"quantise": {"experts": "int8"}}], n_bytes - 1, monkeypatch)
+
+
+def test_a_container_holds_what_its_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine would hold all of it. 20 slots, 40 slots, and a whole model."""
+    one, n_whole = slot_bytes(192, 128, "fp32"), 4 * (5_716_160 - 2_240)
+    lru, buffers = arm("lru", parameters={"slots": 5}), arm("on-demand", expert_memory="6MB")
+
+    def told(engines: list[dict[str, Any]], n_bytes: int) -> list[str]:
+        here = MemoryHere(n_bytes, Path("/sys/fs/cgroup/memory.max"))
+        monkeypatch.setattr(memory_checks, "usable_memory", lambda: here)
+        try:
+            return list(checked(engine=engines).warnings)
+        except PlanError as error:
+            return list(error.problems)
+
+    for engines, taken in (([lru], 20 * one), ([lru, buffers], 40 * one), ([DROPLESS], n_whole)):
+        assert not told(engines, taken)
+        (found,) = told(engines, taken - 1)
+        assert ", and /sys/fs/cgroup/memory.max leaves this process " in found

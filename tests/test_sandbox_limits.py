@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from workloads.sandbox import (
     MIB,
     Limits,
     Outcome,
-    available_bytes,
     run_programs,
 )
 
@@ -187,17 +185,3 @@ def test_no_more_programs_run_at_once_than_memory_holds(
     monkeypatch.setattr(sandbox, "run_program", program)
     run_programs(["pass"] * 6, Limits(memory_bytes=4096 * MIB))
     assert most == together
-
-
-def test_memory_is_what_the_narrowest_control_group_leaves(tmp_path: Path) -> None:
-    """A job of 3 MiB has taken 2 MiB, of which half is cached files; the slice above it has no limit."""
-    membership = tmp_path / "cgroup"
-    membership.write_text("0::/slice/job\n")
-    for group, limit in (("slice", "max"), ("slice/job", str(3 * MIB))):
-        folder = tmp_path / "fs" / group
-        folder.mkdir(parents=True)
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text(f"{2 * MIB}\n")
-        (folder / "memory.stat").write_text(f"anon {MIB}\ninactive_file {MIB}\n")
-    assert available_bytes(tmp_path / "fs", membership) == 2 * MIB
-    assert available_bytes(tmp_path / "fs", tmp_path / "none") > 2 * MIB

@@ -30,6 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from devices.memory import available_bytes
 from workloads.sandbox_files import FileKey, deleted_files, visible_files
 from workloads.sandbox_filter import CALL_TABLES, filter_program
 
@@ -103,25 +104,6 @@ def run_programs(programs: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> li
     at_once = min(len(os.sched_getaffinity(0)), available_bytes() // limits.memory_bytes)
     with ThreadPoolExecutor(max_workers=max(at_once, 1)) as pool:
         return list(pool.map(lambda program: run_program(program, limits), programs))
-
-
-def available_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Memory that can still be taken before something is killed for it.
-
-    The system's, or less where a control group (version 2) that we are in has a limit; its cached files give way.
-    """
-    import psutil
-
-    found = [int(psutil.virtual_memory().available)]
-    lines = own.read_text().splitlines() if own.is_file() else []
-    innermost = [groups / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    for group in (g for inner in innermost for g in (inner, *inner.parents)):
-        with contextlib.suppress(FileNotFoundError):  # a group without a memory controller, or above all groups
-            limit, taken = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-            kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            if limit != "max":
-                found.append(max(int(limit) - int(taken) + int(kinds["inactive_file"]), 0))
-    return min(found)
 
 
 def run_program(program: str, limits: Limits = DEFAULT_LIMITS) -> Outcome:
