@@ -83,6 +83,12 @@ def tune(
     weights_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The most that a candidate's weights may take: 2GB.")
     ] = None,
+    temperature_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DEGREES", min=0, max=200, help="A candidate in whose probe the device gets hotter leaves."
+        ),
+    ] = None,
     probes: Annotated[int, typer.Option(min=1, help="The most probes of each search.")] = 600,
     pairs: Annotated[int, typer.Option(min=0, help="Pairs that compare the chosen with the planned arm; 0: none.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of probes.")] = 0,
@@ -120,7 +126,7 @@ def tune(
     asked = Asked(
         plan_path, device, engine, model, prompt, decode, requests, tuple(space or ()), objective,
         shares["--slowdown"], search, tuple(constant or ()), exhaustive, shares.get("--accuracy-floor"), limit_bytes,
-        probes, pairs, seed, name, out, tuple(settings or ()), resume,
+        temperature_limit, probes, pairs, seed, name, out, tuple(settings or ()), resume,
     )  # fmt: skip
     try:
         if check is not None:

@@ -10,11 +10,12 @@ import pytest
 
 from harness.matrix import CellPlan
 from harness.tuning.checking import _words, verdict_of
-from harness.tuning.constraints import is_right_or_wrong, too_wrong
+from harness.tuning.constraints import is_right_or_wrong, too_hot, too_wrong
 from harness.tuning.probing import Probe, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.profile import CheckedRatio
 from harness.tuning.race import Ask, Failed, Reading, Rules, drive, measured_j
 from harness.tuning.suggested import suggested_race
+from results.environments import Conditions
 from results.records import Completion, EnergyReading, Phase, Score
 from results.trials import Failure, Trial
 
@@ -162,6 +163,19 @@ def test_a_candidate_that_fails_by_itself_leaves_the_search_with_its_reason() ->
     tape = Tape(a=[trial(failure=Failure(kind="stable", error="out of memory"))])
     assert prober(tape, "a").probe("a", 1) == Failed("out of memory")
     assert prober(tape, "a").has("a", 5)
+
+
+def at_c(*temperatures_c: float | None) -> tuple[Conditions, ...]:
+    return tuple(Conditions(at_s=float(i), temperature_c=c) for i, c in enumerate(temperatures_c))
+
+
+def test_a_candidate_leaves_at_the_first_probe_in_which_the_device_gets_too_hot() -> None:
+    warm, hot = (trial().model_copy(update={"conditions": at_c(*told)}) for told in ((39.0, 42.0), (41.0, None, 42.5)))
+    probes = prober(Tape(a=[warm, hot], b=[trial()]), "a", "b", heat_limit=lambda trials: too_hot(trials, 42.0))
+    assert isinstance(probes.probe("a", 1), dict)
+    told = Failed("kept out: the device was at 42.5 degC, over the limit 42 degC")
+    assert [probes.probe("a", 2), probes.probe("a", 1)] == [told, told]
+    assert probes.probe("b", 1) == Failed("kept out: the device tells no temperature, and the limit is 42 degC")
 
 
 @pytest.mark.parametrize("mark", ["wrong answers", "cores not kept"])

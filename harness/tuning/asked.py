@@ -113,6 +113,7 @@ def _begun(checked: CheckedPlan, asked: Asked, say: Callable[[str], None]) -> It
             most_probes=asked.most_probes,
             accuracy_floor=asked.accuracy_floor,
             weights_limit_bytes=asked.weights_limit_bytes,
+            temperature_limit_c=asked.temperature_limit_c,
         )
         rules = Rules(
             objective=options.objective,

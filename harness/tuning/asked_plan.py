@@ -53,6 +53,7 @@ class Asked:
     exhaustive: bool
     accuracy_floor: float | None
     weights_limit_bytes: int | None
+    temperature_limit_c: float | None
     most_probes: int
     n_pairs: int
     seed: int

@@ -1,4 +1,5 @@
-"""What keeps a candidate out of a search, whatever it costs: it answers worse, or its weights are too large."""
+"""What keeps a candidate out of a search, whatever it costs: it answers worse, its weights are too large, or the device
+gets too hot."""
 
 from __future__ import annotations
 
@@ -21,6 +22,14 @@ def too_heavy(trials: Sequence[Trial], limit_bytes: int | None) -> str | None:
     return (
         None if most <= limit_bytes else f"weights of {format_bytes(most)}, over the limit {format_bytes(limit_bytes)}"
     )
+
+
+def too_hot(trials: Sequence[Trial], limit_c: float) -> str | None:
+    """By the hottest state that was seen in a probe, of each workload."""
+    found = [state.temperature_c for trial in trials for state in trial.conditions if state.temperature_c is not None]
+    if not found:
+        return f"the device tells no temperature, and the limit is {limit_c:g} degC"
+    return f"the device was at {max(found):.1f} degC, over the limit {limit_c:g} degC" if max(found) > limit_c else None
 
 
 def too_wrong(trials: Sequence[Trial], reference: Sequence[Trial], floor: float) -> str | None:

@@ -93,7 +93,9 @@ class TrialProber(Generic[Arm]):
     max_foreign_cpu_share: float = 1.0
     """Of the plan's protocol: a probe in which others took more is marked."""
     limit: Callable[[Sequence[Sequence[Trial]]], str | None] | None = None
-    """Why an arm is kept out, by its trials of each workload so far; None: it may stay."""
+    """Why an arm is kept out, by its first trial of each workload; None: it may stay."""
+    heat_limit: Callable[[Sequence[Trial]], str | None] | None = None
+    """The same at each probe: a device gets hotter."""
     kept_out: dict[Arm, str | None] = field(default_factory=dict)
 
     def has(self, arm: Arm, nth: int) -> bool:
@@ -106,12 +108,13 @@ class TrialProber(Generic[Arm]):
             if isinstance(found, Failed):
                 return found
             trials.append(found)
-        if self.limit is not None:
-            if arm not in self.kept_out:
-                self.kept_out[arm] = self.limit([[trial] for trial in trials])
-            reason = self.kept_out[arm]
-            if reason is not None:
-                return Failed(f"kept out: {reason}")
+        if self.limit is not None and arm not in self.kept_out:
+            self.kept_out[arm] = self.limit([[trial] for trial in trials])
+        if self.heat_limit is not None and self.kept_out.get(arm) is None:
+            self.kept_out[arm] = self.heat_limit(trials)
+        reason = self.kept_out.get(arm)
+        if reason is not None:
+            return Failed(f"kept out: {reason}")
         return {phase: probe_of(trials, phase) for phase in self.phases}
 
     def _is_there(self, cell_plan: CellPlan, nth: int) -> bool:

@@ -60,6 +60,7 @@ class TuneOptions(Record):
     accuracy_floor: float | None = None
     """The most that the accuracy may fall, as a share of all answers."""
     weights_limit_bytes: int | None = None
+    temperature_limit_c: float | None = None
 
     @property
     def alpha(self) -> float:
@@ -164,6 +165,7 @@ def run_session(
         limit = plan.protocol.max_foreign_cpu_share
         prober = TrialProber(runner, space.cells, options.phases, options.needs_joules, limit)
         prober.limit = _limit(space, options, prober)
+        prober.heat_limit = _heat_limit(options.temperature_limit_c)
         probes: dict[Phase, list[SearchProbe[Arm]]] = {phase: [] for phase in options.phases}
 
         def noted(phase: Phase, ask: Ask[Arm], nth: int, found: Probe | Failed) -> None:
@@ -194,6 +196,14 @@ def _check_options(store: Store, options: TuneOptions) -> None:
             f"{store.directory} was begun with other options ({'; '.join(changed)}); resume with those of then, or name"
             " another folder with --out"
         )
+
+
+def _heat_limit(limit_c: float | None) -> Callable[[Sequence[Trial]], str | None] | None:
+    if limit_c is None:
+        return None
+    from harness.tuning.constraints import too_hot
+
+    return lambda trials: too_hot(trials, limit_c)
 
 
 def _limit(
