@@ -93,7 +93,7 @@ inline void dot_pairs(const Matrix& m, int64_t row, int64_t step, const float* x
   int64_t i = 0;
   for (; i + U <= n_whole; i += U) {
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) ask_ahead(rows[r] + i * kPairLanes, U * kLine);
+    for (int r = 0; r < R; r++) ask_ahead(rows[r] + i * kPairLanes, U * kLine, ahead_of(R));
 #pragma GCC unroll 2
     for (int u = 0; u < U; u++) add_whole(i + u, u);
   }

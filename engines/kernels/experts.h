@@ -61,9 +61,9 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   int64_t up_stride = 0;  // of one token without padding, every row is that token
   if (e.n_tokens > 1 || std::find(e.token_R, e.token_R + n_rows, -1) != e.token_R + n_rows) {
     float* to = scratch(gathered, n_rows * hidden);
+    rows_RH = to;
     for (int64_t r = 0; r < n_rows; r++, to += hidden)
       e.token_R[r] < 0 ? std::fill_n(to, hidden, 0.0f) : std::copy_n(e.hidden_TH + e.token_R[r] * hidden, hidden, to);
-    rows_RH = gathered.data();
     up_stride = input_stride(e.gate(0));
   }
   const float* input = prepared_rows(e.gate(0), rows_RH, up_stride ? n_rows : 1, input_buffer);

@@ -24,11 +24,14 @@ inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t 
   constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
   const auto add = [&](int64_t c, int u) {
+    fN inputs[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) inputs[t] = load<fN>(x + t * columns + c);
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
       const fN weight = S::widen(rows + r * apart + c);
 #pragma GCC unroll 8
-      for (int t = 0; t < T; t++) sums[u][r][t] += weight * load<fN>(x + t * columns + c);
+      for (int t = 0; t < T; t++) sums[u][r][t] += weight * inputs[t];
     }
   };
   constexpr int64_t kBytes = sizeof(typename S::element), kAtOnce = std::max(kLanes * U * kBytes, kLine);
@@ -36,7 +39,7 @@ inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t 
   for (; c + kLanes * U <= columns; c += kLanes * U) {
     if (c * kBytes % kAtOnce == 0) {
 #pragma GCC unroll 4
-      for (int r = 0; r < R; r++) ask_ahead(rows + r * apart + c, kAtOnce);
+      for (int r = 0; r < R; r++) ask_ahead(rows + r * apart + c, kAtOnce, ahead_of(R));
     }
 #pragma GCC unroll 4
     for (int u = 0; u < U; u++) add(c + kLanes * u, u);
@@ -183,10 +186,10 @@ inline void dot_rows(const Matrix& m, int64_t row, int64_t step, const float* x,
     for (int t = 0; t < T; t++) out[r * T + t] *= ((const float*)m.scales)[row + r * step] * factor;
 }
 
-// As many rows at once as registers hold sums for.
+// As many rows at once as registers hold sums for; of many tokens two, for more would crowd the input out of the first cache.
 template <int T>
 inline void dot_tokens(const Matrix& m, int64_t row, int64_t step, int n_rows, const float* x, float* out) {
-  constexpr int R = T <= 3 ? kStreams : T <= 6 ? 2 : 1;
+  constexpr int kFew = kLanes == 16 ? 2 : T <= 6 ? 2 : 1, R = T <= 3 ? kStreams : kFew;
   int r = 0;
   for (; r + R <= n_rows; r += R) dot_rows<R, T>(m, row + r * step, step, x, out + r * T);
   for (; r < n_rows; r++) dot_rows<1, T>(m, row + r * step, step, x, out + r * T);

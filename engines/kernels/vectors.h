@@ -150,7 +150,7 @@ inline void silu_row(float* x, int64_t n) {
 }
 
 // A core alone asks for too few lines at a time to keep the memory busy, however many rows it reads side by side. So each
-// line is asked for some time before it is read: this many bytes. Only where it was seen to help: Zen 5, not Zen 3.
+// line is asked for some time before it is read: this many bytes, of four rows. Only where it was seen to help: Zen 5, not Zen 3.
 constexpr int64_t kAhead = 1024, kLine = 64;
 #if defined(JOULEBENCH_AVX512)
 constexpr bool kAsksAhead = true;
@@ -158,13 +158,19 @@ constexpr bool kAsksAhead = true;
 constexpr bool kAsksAhead = false;
 #endif
 
+// Where n_rows are read side by side: fewer rows are read sooner.
+constexpr int64_t ahead_of(int n_rows) { return 4 * kAhead / n_rows; }
+
 // When n_bytes at `from` are read: asks for those that lie `ahead`. There may be none, which does no harm. GCC 12 leaves out
 // calls of functions that do nothing else, unless it must put them in line.
 __attribute__((always_inline)) inline void ask_ahead(const void* from, int64_t n_bytes, int64_t ahead = kAhead) {
   for (int64_t at = 0; kAsksAhead && at < n_bytes; at += kLine) __builtin_prefetch((const char*)from + ahead + at);
 }
 
+// Room for n floats, from the beginning of a line on: a register read across two lines takes two reads.
 inline float* scratch(std::vector<float>& buffer, int64_t n) {
-  if ((int64_t)buffer.size() < n) buffer.resize(n);
-  return buffer.data();
+  constexpr int64_t kFloats = kLine / sizeof(float);
+  if ((int64_t)buffer.size() < n + kFloats) buffer.resize(n + kFloats);
+  const auto at = reinterpret_cast<uintptr_t>(buffer.data());
+  return buffer.data() + (kLine - at % kLine) % kLine / sizeof(float);
 }
