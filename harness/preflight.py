@@ -64,7 +64,7 @@ from results.records import NO_MODEL
 from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
-    "no engine of the plan goes onto it: the reference engine computes on this host; name one that does, such as"
+    "no engine of the plan goes onto it, and joulebench's own computes on this host; name one that does, such as"
     ' runs = "{runs}" (docs/engines), or take the device out, and measure what runs there by itself with'
     " `joulebench record --device {device}`"
 )
@@ -88,7 +88,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     devices = list(dict.fromkeys(device.spec for device in named.devices))
     engines, others = own_engines(named.engines), external_engines(named.engines)
     for device in devices:
-        problems += _device_problems(device, others)
+        problems += _device_problems(device, others, _runs_unread(draft, others))
     for other in others:
         problems += [*external_problems(other), *_other_core_problems(other, devices)]
     for engine in engines:
@@ -166,9 +166,19 @@ def _backend_problems(device: HostSpec) -> Iterator[str]:
         yield f"device {device.name}: computes: {error}"
 
 
-def _device_problems(device: DeviceSpec, others: Sequence[Part[ExternalSpec]]) -> Iterator[str]:
-    """others: engines that are not ours; some run on phones."""
-    if device.is_phone and all(mismatch(other.spec, device) is not None for other in others):
+def _runs_unread(draft: Draft, others: Sequence[Part[ExternalSpec]]) -> list[type[ExternalSpec]]:
+    """Kinds of other engines that the plan names, and that could not be read, which is told by itself."""
+    entries = draft.plan.raw.get("engine")
+    named = {str(one.get("runs")) for one in entries if isinstance(one, dict)} if isinstance(entries, list) else set()
+    return [EXTERNAL[runs] for runs in sorted(named & EXTERNAL.keys() - {other.spec.tag for other in others})]
+
+
+def _device_problems(
+    device: DeviceSpec, others: Sequence[Part[ExternalSpec]], unread: Sequence[type[ExternalSpec]]
+) -> Iterator[str]:
+    """others: engines that are not ours; some run on phones. unread: kinds of more of them."""
+    fits = any(device.tag in kind.abilities.devices for kind in unread)
+    if device.is_phone and not fits and all(mismatch(other.spec, device) is not None for other in others):
         runs = next(name for name, spec in EXTERNAL.items() if device.tag in spec.abilities.devices)
         yield f"device {device.name}: {NO_ENGINE_ON_PHONES.format(device=device.name, runs=runs)}"
     if not isinstance(device, HostSpec) or device.name != "host":

@@ -336,3 +336,10 @@ def test_a_plan_whose_engines_do_not_go_onto_its_phone_says_which_would(phone: s
     draft = draft_plan(raw_plan(device=[{"name": phone}]))
     with pytest.raises(PlanError, match=rf"no engine of the plan goes onto it.*runs = \"{runs}\""):
         preflight(draft, RunParts(draft.plan.protocol))
+
+
+def test_an_engine_of_phones_that_lacks_a_key_is_not_said_to_stay_at_home() -> None:
+    draft = draft_plan(raw_plan(engine=[{"name": "m", "runs": "mllm"}], device=[{"name": "adb:FAKE0001"}]))
+    with pytest.raises(PlanError) as caught:
+        preflight(draft, RunParts(draft.plan.protocol))
+    assert [line.split(":")[0] for line in caught.value.problems] == ["engine[0].config_file"]

@@ -369,6 +369,13 @@ def test_an_accuracy_floor_of_a_workload_that_is_not_scored_is_refused_before_an
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("engine", ["dropless", "llama.cpp"])
+def test_an_engine_that_does_not_go_onto_the_phone_is_refused_before_the_phone_is_asked(engine: str) -> None:
+    found = joulebench("tune", "--device", "adb:FAKE0001", "--engine", engine)
+    assert found.code == EXIT_BAD_PLAN
+    assert "no engine of the plan goes onto it" in found.stderr
+
+
 def test_bad_options_are_told_at_once(tmp_path: Path) -> None:
     found = joulebench("tune", "--slowdown", "much", "--objective", "cheap", "--weights-limit", "big")
     assert found.code == 2

@@ -139,10 +139,10 @@ def _gathered(problems: list[str], check: Callable[[], Found]) -> Found | None:
 
 def _check_base(base: Raw, whole: bool) -> None:
     """Raises `PlanError` with every problem of the plan as it was planned, each once: not once a candidate, and before
-    anything asks which cores the device has. whole: what it names is looked at, too; else only if it has a problem,
-    for the plan of all candidates is looked at later."""
+    anything asks which cores the device has. whole: what it names is looked at, too; else only if it has a problem
+    or no cell, for the plan of all candidates is looked at later."""
     draft = draft_plan(base, data_root())
-    if not draft.problems and not whole:
+    if not draft.problems and draft.plan.cells and not whole:
         return
     run_parts = RunParts(draft.plan.protocol)
     try:
