@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
-
+from devices.memory import available_bytes
 from engines.base import Engine
 from engines.errors import EngineError
 from engines.external import gate
@@ -86,7 +85,7 @@ def _why_not_ours(facts: CheckpointFacts, bytes_per_value: int) -> str | None:
     if not any(facts.folder.glob("*.safetensors")):
         return f"the weights of {facts.source} are not on this machine"
     n_bytes = bytes_per_value * sum(map(math.prod, tensor_shapes(facts.config).values()))
-    free = psutil.virtual_memory().available
+    free = available_bytes()
     if n_bytes > SPARE * free:
-        return f"its weights take {format_bytes(n_bytes)}, and {format_bytes(free)} of this machine's memory are free"
+        return f"its weights take {format_bytes(n_bytes)}, and {format_bytes(free)} of memory are free here"
     return None
