@@ -37,6 +37,11 @@ def test_a_source_gives_a_summary_a_csv_and_pages(tmp_path: Path) -> None:
     assert by_claim["004-001"]["verdict"] == "contradicted by its source"
     pages = sorted(path.name for path in (tmp_path / "out").glob("*.html"))
     assert pages == ["004-neuron.html", "index.html"]
+    page = (tmp_path / "out" / "004-neuron.html").read_text(encoding="utf-8")
+    # 1000 tokens of one hot expert, two each: the guide prints no pairs, and a dash before ours would be a minus.
+    assert re.search(r'>one hot expert</th><td class="number"><span class="ours">2000</span>', page)
+    assert '<span class="theirs">~50</span> <span class="ours">50</span>' in page
+    assert not re.search(r'class="theirs">–</span> <span class="ours">\d', page)
 
 
 def test_single_claims_are_told_in_the_terminal_and_nothing_is_written(tmp_path: Path) -> None:
@@ -99,7 +104,7 @@ def test_a_table_shows_theirs_ours_and_their_ratio(tmp_path: Path) -> None:
     text = (tmp_path / page_name(SOURCES[4])).read_text(encoding="utf-8")
     best, worst = re.findall(r"<tr><th scope=\"row\">(?:best|worst)</th>.*?</tr>", text, re.DOTALL)
     assert re.sub(r"<[^>]+>", " ", best).split() == ["best", "2000", "2500", "1.25", "N.S.", "–", "1"]
-    assert re.sub(r"<[^>]+>", " ", worst).split() == ["worst", "–", "3"]
+    assert re.sub(r"<[^>]+>", " ", worst).split() == ["worst", "3"]
     assert "no room" in text
 
 

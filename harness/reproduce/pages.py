@@ -34,7 +34,8 @@ table.counts { width: auto; }
 
 
 class Shown(NamedTuple):
-    """A place of a table drawn again. note: the number of its footnote, from 1; 0 where it has none."""
+    """A place of a table drawn again. theirs: empty where ours stands alone: a dash before it would be read as minus.
+    note: the number of its footnote, from 1; 0 where it has none."""
 
     theirs: str
     ours: str
@@ -130,7 +131,9 @@ def _drawn(book: Ledger, table: SourceTable, number: int) -> Drawn:
         theirs, ours = theirs_of(book, entry), entry.ours
         both = isinstance(theirs, float | int) and isinstance(ours, float | int) and theirs != 0
         ratio = f"{ours / theirs:.2f}" if both else ""  # type: ignore[operator]
-        return Shown(_theirs_text(book, entry), _text(ours), ratio, notes.index(entry.note) + 1 if entry.note else 0)
+        number = notes.index(entry.note) + 1 if entry.note else 0
+        is_alone = theirs is None and not entry.claim and ours is not None
+        return Shown("" if is_alone else _theirs_text(book, entry), _text(ours), ratio, number)
 
     rows = [(row, [shown(table.at(row, column)) for column in table.columns]) for row in table.rows]
     return Drawn(table, f"chart-{number}" if table.picture else "", rows, notes)
