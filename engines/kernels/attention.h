@@ -54,66 +54,78 @@ inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const f
   for (int v = 0; v < V; v++) store(out + 8 * v, sums[v]);
 }
 
-// out[N, D] for one token at `position`. D is a multiple of 8. The heads that share keys and values go through them
-// together, a few blocks at a time that stay in the first cache.
-inline void attend_one(const Attention& a, const float* query_ND, int64_t position, float* out_ND, int n_threads) {
+// A query token at `position` of one sequence, and its out[N, D]. D is a multiple of 8.
+struct OneQuery {
+  Attention a;
+  const float* query_ND;
+  int64_t position;
+  float* out_ND;
+};
+
+// The heads that share keys and values go through them together, a few blocks at a time that stay in the first cache.
+inline void attend_kv_head(const OneQuery& one, int64_t kv_head) {
   constexpr int64_t kPiece = 4;  // blocks: 8 KB of keys where a head has 64 features
-  const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim, first = a.first_seen(position);
+  const Attention& a = one.a;
+  const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim, first = a.first_seen(one.position);
   const int64_t row_bytes = dim * int64_t(sizeof(float));
-  const Blocks blocks(position + 1 - first);
-  in_chunks(a.n_kv_heads, 1, n_threads, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<float> buffer;
-    float* score_GS = scratch(buffer, per_kv * blocks.n * 8);  // S in the order of blocks
-    for (int64_t kv_head = begin; kv_head < end; kv_head++) {
-      const float* key = a.keys + kv_head * a.head_stride + first * dim;
-      const float* value = a.values + kv_head * a.head_stride + first * dim;
-      const float* query = query_ND + kv_head * per_kv * dim;
-      for (int64_t b = 0; b < blocks.n; b++) {
-        const float* eight[8];
-        for (int i = 0; i < 8; i++) eight[i] = key + blocks.place(b, i) * dim;
-        for (int i = 0; i < 8; i++) ask_ahead(eight[i], row_bytes);
-        for (int64_t g = 0; g < per_kv; g++) {
-          f8 sums[8] = {};
-          for (int64_t d = 0; d < dim; d += 8) {
-            const f8 of_query = load<f8>(query + g * dim + d);
+  const Blocks blocks(one.position + 1 - first);
+  thread_local std::vector<float> buffer;
+  float* score_GS = scratch(buffer, per_kv * blocks.n * 8);  // S in the order of blocks
+  const float* key = a.keys + kv_head * a.head_stride + first * dim;
+  const float* value = a.values + kv_head * a.head_stride + first * dim;
+  const float* query = one.query_ND + kv_head * per_kv * dim;
+  for (int64_t b = 0; b < blocks.n; b++) {
+    const float* eight[8];
+    for (int i = 0; i < 8; i++) eight[i] = key + blocks.place(b, i) * dim;
+    for (int i = 0; i < 8; i++) ask_ahead(eight[i], row_bytes);
+    for (int64_t g = 0; g < per_kv; g++) {
+      f8 sums[8] = {};
+      for (int64_t d = 0; d < dim; d += 8) {
+        const f8 of_query = load<f8>(query + g * dim + d);
 #pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) sums[i] += of_query * load<f8>(eight[i] + d);
-          }
-          transpose8(sums);
-          const f8 half = (sums[0] + sums[1]) + (sums[2] + sums[3]), rest = (sums[4] + sums[5]) + (sums[6] + sums[7]);
-          store(score_GS + (g * blocks.n + b) * 8, a.scale * (half + rest));
-        }
+        for (int i = 0; i < 8; i++) sums[i] += of_query * load<f8>(eight[i] + d);
       }
-      for (int64_t g = 0; g < per_kv; g++) {
-        float* score_S = score_GS + g * blocks.n * 8;
-        const float sink = a.sinks ? a.sinks[kv_head * per_kv + g] : -INFINITY;
-        for (int64_t s = blocks.n_seen; s < blocks.n * 8; s++) score_S[s] = -INFINITY;
-        float largest = sink;
-        for (int64_t s = 0; s < blocks.n * 8; s++) largest = std::max(largest, score_S[s]);
-        f8 totals = {};
-        for (int64_t s = 0; s < blocks.n * 8; s += 8) {
-          const f8 score = load<f8>(score_S + s);
-          const f8 share = score == -INFINITY ? f8{} : exp_below_one(score - largest);
-          store(score_S + s, share);
-          totals += share;
-        }
-        const float inverse = 1.0f / (sum(totals) + (a.sinks ? std::exp(sink - largest) : 0.0f));
-        for (int64_t s = 0; s < blocks.n * 8; s += 8) store(score_S + s, load<f8>(score_S + s) * inverse);
-      }
-      float* out = out_ND + kv_head * per_kv * dim;
-      std::memset(out, 0, per_kv * dim * sizeof(float));
-      for (int64_t piece = 0; piece < blocks.n; piece += kPiece) {
-        const int64_t end_piece = std::min(piece + kPiece, blocks.n);
-        for (int64_t b = piece; b < end_piece; b++)
-          for (int i = 0; i < 8; i++) ask_ahead(value + blocks.place(b, i) * dim, row_bytes);
-        for (int64_t g = 0; g < per_kv; g++) {
-          const float* share_S = score_GS + g * blocks.n * 8;
-          int64_t d = 0;
-          for (; d + 64 <= dim; d += 64) add_values<8>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
-          for (; d < dim; d += 8) add_values<1>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
-        }
-      }
+      transpose8(sums);
+      const f8 half = (sums[0] + sums[1]) + (sums[2] + sums[3]), rest = (sums[4] + sums[5]) + (sums[6] + sums[7]);
+      store(score_GS + (g * blocks.n + b) * 8, a.scale * (half + rest));
     }
+  }
+  for (int64_t g = 0; g < per_kv; g++) {
+    float* score_S = score_GS + g * blocks.n * 8;
+    const float sink = a.sinks ? a.sinks[kv_head * per_kv + g] : -INFINITY;
+    for (int64_t s = blocks.n_seen; s < blocks.n * 8; s++) score_S[s] = -INFINITY;
+    float largest = sink;
+    for (int64_t s = 0; s < blocks.n * 8; s++) largest = std::max(largest, score_S[s]);
+    f8 totals = {};
+    for (int64_t s = 0; s < blocks.n * 8; s += 8) {
+      const f8 score = load<f8>(score_S + s);
+      const f8 share = score == -INFINITY ? f8{} : exp_below_one(score - largest);
+      store(score_S + s, share);
+      totals += share;
+    }
+    const float inverse = 1.0f / (sum(totals) + (a.sinks ? std::exp(sink - largest) : 0.0f));
+    for (int64_t s = 0; s < blocks.n * 8; s += 8) store(score_S + s, load<f8>(score_S + s) * inverse);
+  }
+  float* out = one.out_ND + kv_head * per_kv * dim;
+  std::memset(out, 0, per_kv * dim * sizeof(float));
+  for (int64_t piece = 0; piece < blocks.n; piece += kPiece) {
+    const int64_t end_piece = std::min(piece + kPiece, blocks.n);
+    for (int64_t b = piece; b < end_piece; b++)
+      for (int i = 0; i < 8; i++) ask_ahead(value + blocks.place(b, i) * dim, row_bytes);
+    for (int64_t g = 0; g < per_kv; g++) {
+      const float* share_S = score_GS + g * blocks.n * 8;
+      int64_t d = 0;
+      for (; d + 64 <= dim; d += 64) add_values<8>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
+      for (; d < dim; d += 8) add_values<1>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
+    }
+  }
+}
+
+// query_of(i): the i-th of n, all of one layer. Sequences that are decoded together share out their heads as one job.
+template <class F>
+inline void attend_ones(int64_t n, int64_t n_kv_heads, int n_threads, const F& query_of) {
+  in_chunks(n * n_kv_heads, 1, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; unit++) attend_kv_head(query_of(unit / n_kv_heads), unit % n_kv_heads);
   });
 }
 

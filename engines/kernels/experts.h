@@ -218,10 +218,11 @@ inline void wide_experts(const Experts& e, int n_threads) {
 }
 
 // By the narrow kernels experts take time for each row, by the wide ones for each call; so what decides is the rows of a
-// call in the mean, however uneven. Sixteen experts of 1024 x 1024 in ms of one thread (AVX-512), narrow and wide, with a
-// mean of 4 rows: f32 14 and 21, f16 9 and 13, int8 by int8 6 and 8, int4 7 and 12; of 6 rows: 22 and 21, 14 and 14, 9 and
-// 8, 9 and 13.
-constexpr int64_t kMeanNarrowRows = 4;
+// call in the mean, however uneven. One of sixteen experts of 1024 x 1024 in us of one thread (Zen 5, AVX-512), narrow and
+// wide, with a mean of 4 rows: f32 546 and 774, f16 293 and 886, bf16 by bf16 306 and 483, int8 by int8 170 and 451, int4
+// 310 and 740; of 8 rows: 793 and 850, 400 and 919, 354 and 506, 273 and 474, 623 and 741. With AVX2 alike: 1213 and 1179
+// for 8 rows of f32, and the narrow ones ahead in all others.
+constexpr int64_t kMeanNarrowRows = 8;
 
 inline void compute_experts(const Experts& e, int n_threads) {
   e.first_C[e.n_calls] <= kMeanNarrowRows * e.n_calls ? narrow_experts(e, n_threads) : wide_experts(e, n_threads);

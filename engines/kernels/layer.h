@@ -163,13 +163,22 @@ inline void attend_rows(const AttentionLayer& layer, const float* query, int64_t
   thread_local std::vector<float> buffer;
   const int64_t q_width = layer.n_heads * layer.dim;
   float* mixed = scratch(buffer, n_tokens * q_width);
-  for (const Chunk* chunk = chunks; chunk < chunks + n_chunks; chunk++) {
-    const Attention a = {chunk->keys, chunk->values, chunk->head_stride, layer.n_heads, layer.n_kv_heads, layer.dim,
-                         layer.window, layer.scale, layer.sinks};
-    const int64_t first = chunk->first_row * q_width;
+  const auto attention_of = [&](const Chunk& chunk) {
+    return Attention{chunk.keys, chunk.values, chunk.head_stride, layer.n_heads, layer.n_kv_heads, layer.dim,
+                     layer.window, layer.scale, layer.sinks};
+  };
+  const auto has_many = [](const Chunk& chunk) { return chunk.n_tokens > 1; };
+  for (const Chunk *chunk = chunks, *end = chunks + n_chunks; chunk < end;) {
     const Timed timed(kAttending);
-    if (chunk->n_tokens == 1) attend_one(a, query + first, chunk->position, mixed + first, n_threads);
-    else attend_many(a, query + first, chunk->position, chunk->n_tokens, mixed + first, n_threads);
+    const Chunk* const next = std::find_if(chunk, end, has_many);
+    attend_ones(next - chunk, layer.n_kv_heads, n_threads, [&](int64_t i) {
+      const int64_t first = chunk[i].first_row * q_width;
+      return OneQuery{attention_of(chunk[i]), query + first, chunk[i].position, mixed + first};
+    });
+    if (next == end) break;
+    const int64_t first = next->first_row * q_width;
+    attend_many(attention_of(*next), query + first, next->position, next->n_tokens, mixed + first, n_threads);
+    chunk = next + 1;
   }
   const Timed timed(kOutProjection);
   const Product back = {&layer.out, layer.out_bias, out};
