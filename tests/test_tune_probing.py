@@ -110,6 +110,32 @@ def test_a_probe_gives_the_rate_and_the_power_of_each_phase() -> None:
     assert found["decode"].reading == Reading(50 / 2.0, 3.0 / 2.0)
 
 
+def test_a_workload_that_decodes_nothing_has_no_part_in_probes_of_decoding() -> None:
+    """Choices by log-likelihood beside an answer, as a session under an accuracy floor asks them."""
+    nothing = EnergyReading(
+        phase="decode", meter="m", component="total", method="counter", duration_s=0.0, energy_j=None,
+        reason="no decode tokens in this trial",
+    )  # fmt: skip
+    whole = trial()
+    (done,) = whole.completions
+    choice = trial("c").model_copy(
+        update={
+            "completions": (
+                done.model_copy(update={"token_ids": (), "token_times_s": (), "end_s": done.prefill_end_s}),
+            ),
+            "decode_tokens": 0,
+            "energy": tuple(nothing if read.phase == "decode" else read for read in whole.energy),
+        }
+    )
+    both = TrialProber(Tape(a=[trial()], c=[choice]), {"a": (FakeCell("a"), FakeCell("c"))}, APART)  # type: ignore[dict-item]
+    found = both.probe("a", 1)
+    assert not isinstance(found, Failed)
+    assert found["prefill"] == Probe(128, 1.0, 6.0, "counter")
+    assert found["decode"] == Probe(50, 2.0, 3.0, "counter")
+    with pytest.raises(SessionBrokenOffError, match="no decode tokens"):
+        prober(Tape(c=[choice]), "c").probe("c", 1)
+
+
 def test_a_disturbed_probe_is_made_again_and_one_without_joules_too() -> None:
     tape = Tape(a=[trial(marks=("contended",)), trial(joules=None), trial(decode_s=4.0), trial(decode_s=5.0)])
     found = prober(tape, "a").probe("a", 1)

@@ -160,7 +160,8 @@ class TrialProber(Generic[Arm]):
         """Why a trial has no joules that are needed."""
         if not self.needs_joules or trial.failure is not None:
             return None
-        reasons = (probe_of([trial], phase).why_no_joules for phase in self.phases)
+        asked = [phase for phase in self.phases if tokens_of(trial, phase)]
+        reasons = (probe_of([trial], phase).why_no_joules for phase in asked)
         return next(
             (f"no joules: {why}; ask for longer probes (--prompt, --decode)" for why in reasons if why is not None),
             None,
@@ -180,17 +181,18 @@ def _own_failure(trials: Sequence[Trial]) -> Failed | None:
 
 
 def probe_of(trials: Sequence[Trial], phase: Phase) -> Probe:
-    """Tokens, seconds and joules of one phase over the workloads of an arm. Raises `SessionBrokenOffError` where the
-    phase has no tokens: no probe of any arm would have."""
-    tokens = sum(tokens_of(trial, phase) for trial in trials)
-    seconds = sum(busy_s(trial, phase) for trial in trials)
+    """Tokens, seconds and joules of one phase over the workloads of an arm that have it: choices by log-likelihood
+    decode nothing. Raises `SessionBrokenOffError` where none has: no probe of any arm would have."""
+    own = [trial for trial in trials if tokens_of(trial, phase)]
+    tokens = sum(tokens_of(trial, phase) for trial in own)
+    seconds = sum(busy_s(trial, phase) for trial in own)
     if tokens <= 0 or seconds <= 0:
         raise SessionBrokenOffError(f"the workload has no {phase} tokens to be timed; take one that has some")
-    readings = [_reading(trial, phase) for trial in trials]
+    readings = [_reading(trial, phase) for trial in own]
     method = next((r.method for r in readings if r is not None), None)
     amounts = [None if r is None else r.gauge_units if r.method == "relative gauge" else r.energy_j for r in readings]
     known = [amount for amount in amounts if amount is not None]
-    if len(known) == len(trials):
+    if len(known) == len(own):
         return Probe(tokens, seconds, sum(known), method)
     lacking = next(r for r, amount in zip(readings, amounts, strict=True) if amount is None)
     why = "no meter was read" if lacking is None else lacking.reason or f"{lacking.meter} gave no energy"
