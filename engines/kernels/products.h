@@ -108,7 +108,8 @@ inline void wide_products(const Product* products, int n_products, const float* 
 inline void multiply_all(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
   if (n_tokens <= kMaxTokens) return narrow_products(products, n_products, x, n_tokens, n_threads);
   const auto is_like_first = [&](const Product& p) {  // and takes the same packed input
-    return p.matrix->arithmetic == products[0].matrix->arithmetic;
+    const Matrix &m = *p.matrix, &first = *products[0].matrix;
+    return m.arithmetic == first.arithmetic && is_by_bytes(m) == is_by_bytes(first);
   };
   const int n = int(std::find_if_not(products, products + n_products, is_like_first) - products);
   wide_products(products, n, x, n_tokens, n_threads);

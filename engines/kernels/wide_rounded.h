@@ -1,7 +1,7 @@
 // Products of many rows in bytes: panels of tokens as in wide.h, rounded where they lie. With VNNI a panel holds, for 32
 // columns, [8][lanes] of four bytes, then each lane's scale, then eight times the sum of its bytes, negative: what sums
-// start with, for weights are unsigned here. Elsewhere it holds the rounded values as floats, and the products are those
-// of wide.h: a multiplication of bytes would be no faster.
+// start with, for weights are unsigned here. So it does for nibbles where pairs are added in 16 bits. Elsewhere it holds
+// the rounded values as floats, and the products are those of wide.h: a multiplication of bytes would be no faster.
 
 #pragma once
 
@@ -12,7 +12,8 @@ constexpr int64_t kRoundedFloats = 10;  // of a lane, for 32 columns
 
 // Narrower ones stay floats: their bytes, and what belongs to them, would need more room than they have.
 inline bool is_by_bytes(const Matrix& m) {
-  return kMultipliesBytes && m.arithmetic == kByInt8 && m.columns >= kRoundedColumns;
+  const bool is_faster = kMultipliesBytes || (kAddsPairs && m.format != kInt8);
+  return is_faster && m.arithmetic == kByInt8 && m.columns >= kRoundedColumns;
 }
 
 // Columns of one register of lanes, `lanes` floats apart from each other.
@@ -110,6 +111,7 @@ template <class F, int R, int V, bool Nibbles>
 __attribute__((noinline)) void multiply_bytes(const uint8_t* weights, const float* scales, const float* panel, int64_t n_blocks,
                            float* tile) {
   constexpr int kEach = sizeof(F) / sizeof(float);
+  constexpr bool kInPairs = Nibbles && kAddsPairs;
   typedef decltype(F{} < F{}) W;
   F sums[R][V] = {};
   for (int64_t block = 0; block < n_blocks; block++, panel += kRoundedFloats * kEach * V, weights += kRoundedColumns) {
@@ -118,7 +120,7 @@ __attribute__((noinline)) void multiply_bytes(const uint8_t* weights, const floa
     for (int v = 0; v < V; v++) {
       const W start = load<W>(panel + (9 * V + v) * kEach) << (Nibbles ? 0 : 4);
 #pragma GCC unroll 12
-      for (int r = 0; r < R; r++) parts[r][v] = start;
+      for (int r = 0; r < R; r++) parts[r][v] = kInPairs ? W{} : start;
     }
 #pragma GCC unroll 8
     for (int k = 0; k < 8; k++) {
@@ -129,12 +131,19 @@ __attribute__((noinline)) void multiply_bytes(const uint8_t* weights, const floa
       for (int r = 0; r < R; r++) {
         const W weight = W{} + load<int32_t>(weights + r * kByteStride + 4 * k);
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++) parts[r][v] = add_word_products(parts[r][v], weight, x[v]);
+        for (int v = 0; v < V; v++)
+          if constexpr (kInPairs) parts[r][v] = add_word_pairs(parts[r][v], weight, x[v]);
+          else parts[r][v] = add_word_products(parts[r][v], weight, x[v]);
       }
     }
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) {
       const F scale = load<F>(panel + (8 * V + v) * kEach);
+      if constexpr (kInPairs) {
+        const W start = load<W>(panel + (9 * V + v) * kEach);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) parts[r][v] = with_pairs(start, parts[r][v]);
+      }
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++)
         sums[r][v] += __builtin_convertvector(parts[r][v], F) *
