@@ -264,10 +264,11 @@ class DispatchPlan:
         """The same of another layer, whose calls alone wait for what travels. It costs alike."""
         if not len(self.transfers):
             return self
-        moved = replace(self.transfers, layer_M=np.full(len(self.transfers), layer))
-        found = replace(self, transfers=moved)
-        if self.outline is not None:
-            found.__dict__["outline"] = self.outline._replace(layers=(layer,))
+        own = None if self.outline is None else self.outline._replace(layers=(layer,))
+        # As `dataclasses.replace`, in a fifth of the time: a token of a cache has one for most layers.
+        moved, found = object.__new__(Transfers), object.__new__(DispatchPlan)
+        moved.__dict__.update(self.transfers.__dict__, layer_M=np.full(len(self.transfers), layer))
+        found.__dict__.update(self.__dict__, transfers=moved, outline=own)
         return found
 
     def on_units(self, units: Mapping[Unit, Unit]) -> DispatchPlan:

@@ -23,9 +23,17 @@ def made(*values: Any, **named: Any) -> Operation:
     return same(Operation(*values, **named))
 
 
-@lru_cache(MOST_KEPT)
+_known_waiting: dict[tuple[int, tuple[int, ...]], tuple[Operation, Operation]] = {}
+"""By the identity of an operation, which is kept, and what it waits for: the same that waits."""
+
+
 def _waiting(operation: Operation, after: tuple[int, ...]) -> Operation:
-    return same(replace(operation, after=after))
+    known = _known_waiting.get((id(operation), after))
+    if known is None:
+        if len(_known_waiting) >= MOST_KEPT:
+            _known_waiting.clear()
+        known = _known_waiting[id(operation), after] = operation, same(replace(operation, after=after))
+    return known[1]
 
 
 class Steps:
@@ -58,5 +66,7 @@ class Steps:
 
 def _behind(operation: Operation, number: int, after: Sequence[int | None]) -> Operation:
     """The operation of that number, which waits for others."""
-    backs = [number - one for one in after if one is not None]
-    return _waiting(operation, tuple(sorted(set(backs)) if len(backs) > 1 else backs)) if backs else operation
+    if len(after) == 1:
+        return operation if after[0] is None else _waiting(operation, (number - after[0],))
+    backs = {number - one for one in after if one is not None}
+    return _waiting(operation, tuple(sorted(backs))) if backs else operation

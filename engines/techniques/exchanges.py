@@ -54,9 +54,9 @@ def _exchanges(share: Share, calls: Calls, n_tokens: int, value_bytes: int) -> l
     units = tuple(piece.unit for piece in share.pieces)
     n_rows = n_tokens
     if share.summed.of_each == "row":
-        own = [i for i, kind in enumerate(calls.kinds) if kind.unit == units[0]]
+        is_own_K = np.array([kind.unit == units[0] for kind in calls.kinds], dtype=np.bool_)
         kind_S = np.zeros(len(calls.rows_S), dtype=np.int64) if calls.kind_C is None else calls.kind_C[calls.call_S]
-        n_rows = int(calls.rows_S[np.isin(kind_S, own)].sum())
+        n_rows = int(calls.rows_S[is_own_K[kind_S]].sum())
     n_bytes = value_bytes * n_rows * share.summed.n_values
     if (on := share.summed.on) is not None:
         units = (on, *(unit for unit in units if unit != on))

@@ -50,7 +50,7 @@ def calls_of(laid: Rows, share: Share, layout: Layout, first_row: int) -> Calls:
     kind_C = np.array([places[kind] for kind in kinds], dtype=np.int64).repeat(n_calls)
     starts_PC = laid.starts_C + len(laid.expert_S) * np.arange(n_pieces)[:, None]
     loads_C = None if laid.weight_loads_C is None else np.tile(laid.weight_loads_C, n_pieces)
-    expert_S, rows_S, valid_S, first_row_S = (np.tile(column_S, n_pieces) for column_S in _columns(calls))
+    expert_S, rows_S, valid_S, first_row_S = (np.concatenate([one_S] * n_pieces) for one_S in _columns(calls))
     return Calls(expert_S, rows_S, valid_S, first_row_S, starts_PC.reshape(-1), tuple(places), kind_C, loads_C)
 
 

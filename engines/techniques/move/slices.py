@@ -149,12 +149,12 @@ class Slices:
         return known
 
     def _told(self, calls: Calls) -> _OfGpu:
-        numbers = [number for number, kind in enumerate(calls.kinds) if kind.unit == GPU]
+        is_here_K = np.array([kind.unit == GPU for kind in calls.kinds], dtype=np.bool_)
+        columns_K2 = np.array([kind.width or (0, self._width) for kind in calls.kinds], dtype=np.int64).reshape(-1, 2)
         # Every call is of one expert: rows are exact.
         kind_X = np.zeros(len(calls.expert_S), dtype=np.int64) if calls.kind_C is None else calls.kind_C
-        segment_X = np.isin(kind_X, numbers).nonzero()[0]
-        kinds = [calls.kinds[number] for number in kind_X[segment_X].tolist()]
-        columns_X2 = np.array([kind.width or (0, self._width) for kind in kinds], dtype=np.int64).reshape(-1, 2)
+        segment_X = is_here_K[kind_X].nonzero()[0]
+        columns_X2 = columns_K2[kind_X[segment_X]]
         n_columns_X = columns_X2[:, 1] - columns_X2[:, 0]
         is_whole = bool((n_columns_X == self._width).all())
         n_bytes_X = self._bytes * n_columns_X // self._width
