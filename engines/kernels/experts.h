@@ -116,10 +116,13 @@ inline void wide_experts(const Experts& e, int n_threads) {
   };
   thread_local std::vector<float> input_buffer, inner_buffer;
   const int64_t hidden = e.gate(0).columns, width = e.gate(0).rows;
+  // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
+  constexpr int64_t half = kTileRows / 2, of_group = kGroupRows / 2;
+  const int64_t n_groups = (width + of_group - 1) / of_group;
   std::vector<Block> blocks;
   int64_t n_packed = 0;  // in lanes
   for (int64_t call = e.first_made; call < e.end_made; call++) {
-    const int64_t per_block = tokens_per_block(e.n_rows(call), hidden);
+    const int64_t per_block = tokens_per_block(e.n_rows(call), n_groups * (e.end_made - e.first_made), n_threads);
     for (int64_t done = 0; done < e.n_rows(call); done += per_block) {
       Block block;
       block.first = e.first_C[call] + done;
@@ -151,10 +154,8 @@ inline void wide_experts(const Experts& e, int n_threads) {
       }
     });
   }
-  // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
-  constexpr int64_t half = kTileRows / 2, of_group = kGroupRows / 2;
-  const int64_t n_groups = (width + of_group - 1) / of_group, n_units = n_blocks * n_groups;
-  in_chunks(n_units, fair_chunk(n_units, n_threads), n_threads, [&](int64_t begin, int64_t end) {
+  const int64_t n_units = n_blocks * n_groups;
+  in_chunks(n_units, 1, n_threads, [&](int64_t begin, int64_t end) {
     float* results = group_scratch();
     for (int64_t unit = begin; unit < end; unit++) {
       const Block& block = blocks[unit / n_groups];
@@ -187,31 +188,27 @@ inline void wide_experts(const Experts& e, int n_threads) {
   if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not blocks, so that no two threads add to the same one.
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
-  in_chunks(n_down, std::max<int64_t>(1, n_down / (4 * std::max(n_threads, 2))), n_threads, [&](int64_t begin, int64_t end) {
+  in_chunks(n_down, 1, n_threads, [&](int64_t begin, int64_t end) {
     float* results = group_scratch();
-    for (const Block& block : blocks) {
-      const Matrix& down = e.down(block.call);
-      const int64_t per_part = tokens_per_block(block.n, width);  // wide inner rows: fewer tokens fit the cache
-      for (int64_t done = 0; done < block.n; done += per_part) {
-        const TokenBlock part = {block.first + done, std::min(per_part, block.n - done), block.inner + done * width};
-        const int64_t* token = e.token_R + part.first;
-        const float* weight = e.weight_R + part.first;
-        for (int64_t group = begin; group < end; group++) {
-          const int64_t row = group * kGroupRows;
-          const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
-          const auto row_at = [&](int r) { return Row{&down, std::min(row + r, hidden - 1)}; };
-          multiply_group_by(n_rows, width, part, row_at, results);
-          each_result(
-              part, n_rows, results,
-              [&](int64_t t, int r, f8 v) {
-                if (token[t] < 0) return;
-                float* to = e.out_TH + token[t] * hidden + row + r;
-                store(to, load<f8>(to) + weight[t] * v);
-              },
-              [&](int64_t t, int r, float v) {
-                if (token[t] >= 0) e.out_TH[token[t] * hidden + row + r] += weight[t] * v;
-              });
-        }
+    for (int64_t group = begin; group < end; group++) {
+      const int64_t row = group * kGroupRows;
+      const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
+      for (const Block& block : blocks) {
+        const Matrix& down = e.down(block.call);
+        const int64_t* token = e.token_R + block.first;
+        const float* weight = e.weight_R + block.first;
+        const auto row_at = [&](int r) { return Row{&down, std::min(row + r, hidden - 1)}; };
+        multiply_group_by(n_rows, width, {block.first, block.n, block.inner}, row_at, results);
+        each_result(
+            block, n_rows, results,
+            [&](int64_t t, int r, f8 v) {
+              if (token[t] < 0) return;
+              float* to = e.out_TH + token[t] * hidden + row + r;
+              store(to, load<f8>(to) + weight[t] * v);
+            },
+            [&](int64_t t, int r, float v) {
+              if (token[t] >= 0) e.out_TH[token[t] * hidden + row + r] += weight[t] * v;
+            });
       }
     }
   });

@@ -15,12 +15,6 @@
 #include "pool.h"
 #include "wide_by.h"
 
-// Chunks of one stage: enough for threads to even out what they do, few enough to cost nothing. Of a single thread too: it
-// may be helped (lending.h).
-inline int64_t fair_chunk(int64_t n_units, int n_threads) {
-  return std::max<int64_t>(1, n_units / (8 * std::max(n_threads, 2)));
-}
-
 struct Product {
   const Matrix* matrix;
   const float* bias;  // or null
@@ -64,7 +58,10 @@ inline void narrow_products(const Product* products, int n_products, const float
 inline void wide_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
   thread_local std::vector<float> buffer;
   const Matrix& m0 = *products[0].matrix;
-  const int64_t columns = m0.columns, per_block = tokens_per_block(n_tokens, columns);
+  const auto n_groups_of = [](const Product& p) { return (p.matrix->rows + kGroupRows - 1) / kGroupRows; };
+  int64_t n_groups = 0;
+  for (int i = 0; i < n_products; i++) n_groups += n_groups_of(products[i]);
+  const int64_t columns = m0.columns, per_block = tokens_per_block(n_tokens, n_groups, n_threads);
   float* packed = scratch(buffer, packed_size(n_tokens, columns));
   const int64_t n_blocks = (n_tokens + per_block - 1) / per_block;
   const auto block_of = [&](int64_t b) {
@@ -80,11 +77,8 @@ inline void wide_products(const Product* products, int n_products, const float* 
       }
     });
   }
-  const auto n_groups_of = [](const Product& p) { return (p.matrix->rows + kGroupRows - 1) / kGroupRows; };
-  int64_t n_groups = 0;
-  for (int i = 0; i < n_products; i++) n_groups += n_groups_of(products[i]);
   const int64_t n_units = n_blocks * n_groups;
-  in_chunks(n_units, fair_chunk(n_units, n_threads), n_threads, [&](int64_t begin, int64_t end) {
+  in_chunks(n_units, 1, n_threads, [&](int64_t begin, int64_t end) {
     float* results = group_scratch();
     for (int64_t unit = begin; unit < end; unit++) {
       const TokenBlock block = block_of(unit / n_groups);

@@ -19,9 +19,8 @@ constexpr int kTileRows = 12;         // matrix rows that are multiplied togethe
 constexpr int kGroupRows = 4 * kTileRows;    // matrix rows whose results are kept together
 constexpr int64_t kDepth = 256;       // columns widened at once: 12 rows of them are 12 KB
 constexpr int64_t kRowStride = kDepth + 16;  // rows 1 KB apart would share their places in the cache
-constexpr int64_t kBlockBytes = 384 << 10;   // packed input of one block of tokens: most of a second cache
-
-constexpr int64_t kMaxBlock = 128;           // tokens
+constexpr int64_t kMaxBlock = 16 * kPanel;   // tokens: kDepth columns of their packed input are half of a second cache
+constexpr int64_t kNearBytes = 384 << 10;    // packed input that stays in a second cache whole
 
 // The tokens of a block share one pass over the weights.
 struct TokenBlock {
@@ -29,10 +28,11 @@ struct TokenBlock {
   float* packed;     // panels of the input, one after the other
 };
 
-// Tokens of each block, all but the last alike: blocks of a few tokens would widen weights for little.
-inline int64_t tokens_per_block(int64_t n_tokens, int64_t columns) {
-  const int64_t fit = kBlockBytes / int64_t(columns * sizeof(float)) / kPanel * kPanel;
-  const int64_t most = std::min<int64_t>(std::max<int64_t>(fit, 2 * kPanel), kMaxBlock);
+// Tokens of each block, all but the last alike: as many as may be, for each block reads all weights, but few enough that
+// every thread finds something to do.
+inline int64_t tokens_per_block(int64_t n_tokens, int64_t n_groups, int n_threads) {
+  int64_t most = kMaxBlock;
+  while (most > 4 * kPanel && n_groups * ((n_tokens + most - 1) / most) < 8 * n_threads) most /= 2;
   const int64_t n_blocks = (n_tokens + most - 1) / most, panel = n_blocks > 1 ? kPanel : 1;
   return ((n_tokens + n_blocks - 1) / n_blocks + panel - 1) / panel * panel;
 }
@@ -96,6 +96,19 @@ struct Row {
   int64_t row;
 };
 
+// Which rows of a group, and which columns of them, a tile takes.
+struct Place {
+  int start;
+  int64_t first;
+
+  Place along_rows(int64_t columns) const {
+    return first + kDepth < columns ? Place{start, first + kDepth} : Place{start + kTileRows, 0};
+  }
+  Place down_rows(int n_rows) const {
+    return start + kTileRows < n_rows ? Place{start + kTileRows, first} : Place{0, first + kDepth};
+  }
+};
+
 // The lines that a tile takes next. They come in pieces too short for the hardware to foresee, and are asked for a few at a
 // time while the tile before is multiplied: a core waits where it is to ask for many at once.
 struct Ahead {
@@ -107,15 +120,12 @@ struct Ahead {
     const char* from = (const char*)row.matrix->values + start;
     for (int64_t byte = 0; byte < n_columns * bits / 8; byte += kLine) lines[n++] = from + byte;
   }
-  // What comes after the columns before `done` of a tile: its next columns, or the next tile's first, which may be the
-  // next group's. n_strips: in which they are to be asked for.
+  // n_strips: in which they are to be asked for.
   template <class F>
-  void fill(int64_t columns, int start, int64_t done, int64_t n_strips, const F& row_at) {
-    const bool is_last = done >= columns;
-    const int64_t next = is_last ? 0 : done;
+  void fill(Place place, int64_t columns, int64_t n_strips, const F& row_at) {
     n = asked = 0;
     for (int r = 0; r < kTileRows; r++)
-      add(row_at(start + r + (is_last ? kTileRows : 0)), next, std::min(kDepth, columns - next));
+      add(row_at(place.start + r), place.first, std::min(kDepth, columns - place.first));
     at_once = int((n + n_strips - 1) / n_strips);
   }
   __attribute__((always_inline)) void ask() {
@@ -198,19 +208,22 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
   Tile tile;
   Ahead ahead;
   const int64_t panels = n_panels(block.n);
+  // A tile after the other reads rows as they lie. Of input too large to stay near, some columns do, for all tiles.
+  const bool is_near = block.n * columns * int64_t(sizeof(float)) <= kNearBytes;
   std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
-  for (int start = 0; start < n_rows; start += kTileRows)
-    for (int64_t first = 0; first < columns; first += kDepth) {
-      const int64_t depth = std::min(kDepth, columns - first);
-      for (int r = 0; r < kTileRows; r++) tile.take(r, row_at(start + r), first, depth);
-      ahead.fill(columns, start, first + depth, panels * Tile::n_strips(depth), row_at);
-      for (int64_t p = 0; p < panels; p++) {
-        const int lanes = lanes_of(block.n, p);
-        const float* part = Tile::part(block.packed + p * kPanel * columns, first, lanes);
-        tile.multiply_with(part, depth, lanes, results + p * kGroupRows * kPanel + start * lanes, ahead);
-      }
-      ahead.ask_rest();  // what narrow panels left
+  for (Place here = {0, 0}, next; here.start < n_rows && here.first < columns; here = next) {
+    const int64_t depth = std::min(kDepth, columns - here.first);
+    for (int r = 0; r < kTileRows; r++) tile.take(r, row_at(here.start + r), here.first, depth);
+    next = is_near ? here.along_rows(columns) : here.down_rows(n_rows);
+    const bool is_last = next.start >= n_rows || next.first >= columns;
+    ahead.fill(is_last ? Place{kGroupRows, 0} : next, columns, panels * Tile::n_strips(depth), row_at);
+    for (int64_t p = 0; p < panels; p++) {
+      const int lanes = lanes_of(block.n, p);
+      const float* part = Tile::part(block.packed + p * kPanel * columns, here.first, lanes);
+      tile.multiply_with(part, depth, lanes, results + p * kGroupRows * kPanel + here.start * lanes, ahead);
     }
+    ahead.ask_rest();  // what narrow panels left
+  }
 }
 
 // Room for the results of a group and a block of any size.
