@@ -26,9 +26,11 @@ from engines.coreml.planned import aligned
 from engines.coreml.predictor import ComputeUnits, Predictor
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
+from engines.model.architecture import ModelConfig
 from engines.model.checkpoints import Checkpoint
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows
 from engines.model.key_value_cache import Chunk, KeyValueCache, Step
+from engines.model.rope import Turns
 from engines.model.said_layouts import SaidLayouts
 from engines.model.transformer import Transformer
 from engines.shown import Shown
@@ -40,12 +42,10 @@ Variant = Literal["stateless", "stateful"]
 class GraphCache(KeyValueCache):
     """Keys and values as graphs take them, [M * D, S] of each layer; or the states of a predictor, which hold them."""
 
-    def __init__(self, n_layers: int, n_kept: int, context: int, dtype: torch.dtype, has_states: bool) -> None:
-        self.length = self.n_positions = self.turned_for = 0
-        self._context, self._n_layers, self._kept_dtype = context, n_layers, dtype
-        self._shape = (1 if has_states else n_kept, aligned(context))
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+    def __init__(self, config: ModelConfig, context: int, dtype: torch.dtype, has_states: bool) -> None:
+        super().__init__(config, dtype=dtype)
+        self._context = context
+        self._shape = (1 if has_states else config.n_kv_heads * config.head_dim, aligned(context))
         self.states: dict[int, object] = {}
 
     def start(self, n_positions: int, n_kept: int = 0, turned_for: int | None = None) -> None:
@@ -59,10 +59,11 @@ class GraphCache(KeyValueCache):
             )
         if not self.keys:
             self.keys, self.values = (
-                [torch.zeros(self._shape, dtype=self._kept_dtype) for _ in range(self._n_layers)] for _ in range(2)
+                [torch.zeros(self._shape, dtype=self._dtype) for _ in range(self._config.n_layers)] for _ in range(2)
             )
         self.length, self.n_positions = n_kept, n_positions
         self.turned_for = n_positions if turned_for is None else turned_for
+        self.turns = Turns(self._config.rope, self.turned_for)
 
 
 @dataclass
@@ -119,10 +120,8 @@ class CoremlTransformer(Transformer):
     def new_cache(self) -> KeyValueCache:
         if not self.attends_by_graphs:
             return super().new_cache()
-        config = self.config
         dtype = torch.float16 if self._predictor.dtype is np.float16 else torch.float32
-        kept = config.n_kv_heads * config.head_dim
-        return GraphCache(config.n_layers, kept, self._manifest.context, dtype, self._variant == "stateful")
+        return GraphCache(self.config, self._manifest.context, dtype, self._variant == "stateful")
 
     def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
         return None

@@ -36,8 +36,8 @@ class KeyValueCache:
         self.length = 0
         self.n_positions = 0
         self.turned_for = 0
-        self.turns = Turns(config.rope, 0)
         """The length whose rotary factors the keys are turned by: `engines.model.rope.LongRope`."""
+        self.turns = Turns(config.rope, 0)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._table: CacheTable | None = None
