@@ -122,16 +122,16 @@ def test_savings_are_told_against_the_planned_arm_and_the_fastest() -> None:
     assert saved[2:5] == pytest.approx((0.2, 1 - 1 / 1.1, 1 - 1 / 1.6))
 
 
-def raced(**options: Any) -> tuple[SessionFound[Any], PhaseFound[Any]]:
+def raced(*kept_out: Any, **options: Any) -> tuple[SessionFound[Any], PhaseFound[Any]]:
     """Selections of Figure 5, raced without noise. Energies as of a large model, 20 J a token and more."""
     arms = [(1, 2, 0), (0, 2, 0), (0, 1, 0)]
     asked = TuneOptions(phases=("decode",), **options)
     judge = None if asked.objective == "latency" else measured_j
     rules = Rules(objective=asked.objective, slowdown=asked.slowdown, most_probes=12)
 
-    def answer(ask: Ask[Any]) -> Reading:
+    def answer(ask: Ask[Any]) -> Reading | Failed:
         speed, watts = FIGURE_5[ask.arm]
-        return Reading(speed, 100 * watts)
+        return Failed("kept out") if ask.arm in kept_out else Reading(speed, 100 * watts)
 
     result = drive(race(arms, rules, judge, 0), answer)
     probe = Probe(50, 2.0, 30.0, "counter", None)
@@ -158,3 +158,10 @@ def test_figures_of_a_session_are_told_to_their_last_digit() -> None:
     speed, watts = FIGURE_5[1, 2, 0]
     assert f" {1e5 * watts / speed:.0f} mJ/token (counter)" in words
     assert "at most 2.5% slower" in sentence(*raced(slowdown=0.025, objective="pareto"))
+
+
+def test_who_was_kept_out_is_not_said_to_have_not_been_raced() -> None:
+    words = sentence(*raced((0, 2, 0), (0, 1, 0)))
+    assert "costs least of those of 1 candidate that are" in words
+    assert "2 left the search; their reasons stand with the candidates." in words
+    assert "not raced" not in words

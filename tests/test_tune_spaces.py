@@ -10,7 +10,7 @@ import pytest
 
 from devices.models.sheet import sheet_path
 from harness.plan import draft_plan
-from harness.terminal import EXIT_NONE_USABLE
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NONE_USABLE
 from harness.tuning.checking import check_plan
 from harness.tuning.profile import read_profile, write_profile
 from harness.tuning.space import core_space, quick_plan, with_axes
@@ -90,6 +90,15 @@ def test_an_accuracy_floor_of_answers_that_are_right_in_part_is_refused_once_the
     )  # fmt: skip
     assert found.code == EXIT_NONE_USABLE
     assert "--accuracy-floor: no sample of the workload is right or wrong" in found.stderr
+
+
+def test_cores_are_not_searched_over_requests_that_decode_nothing(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(SCORED.replace("ruler_niah_multikey_1", "boolq").replace("length = 400", 'data = "generated"'))
+    found = joulebench("tune", str(plan), "--out", str(tmp_path / "session"), *QUICK)
+    assert found.code == EXIT_BAD_PLAN
+    assert "no request of the plan decodes a token" in found.stderr
+    assert not (tmp_path / "session").exists()
 
 
 def test_a_sheet_in_the_plans_folder_is_found_by_the_check_and_by_a_check_from_elsewhere(

@@ -45,6 +45,10 @@ from harness.tuning.tuned_plans import HOST, fingerprint_of_plan, is_phone, seen
 from results.records import Phase
 
 ALL, APART = cast("tuple[Phase, ...]", ("all",)), cast("tuple[Phase, ...]", ("prefill", "decode"))
+NOTHING_DECODED = (
+    "workload: no request of the plan decodes a token, and cores are searched for decoding too; add a workload that"
+    " does, or tune keys with --space"
+)
 LASTING = ("device", "machine", "cpu model", "model")
 """What a check cannot renew: another device or model needs a search of its own."""
 
@@ -131,6 +135,10 @@ def _begun(checked: CheckedPlan, asked: Asked, say: Callable[[str], None]) -> It
             searches = core_searches(candidates, options, rules, parameters)
         if asked.accuracy_floor is not None and not any(run_parts.workload(one).scored for one in space.planned):
             raise PlanError([NOT_SCORED])
+        asks = (request for one in space.planned for request in run_parts.requests(one))
+        # The first token of an answer is prefill's.
+        if "decode" in options.phases and all(request.max_new_tokens < 2 for request in asks):
+            raise PlanError([NOTHING_DECODED])
         folder = asked.out or Path("runs") / f"tune-{checked.name}"
         yield Session(asked, base, plan, space, options, checked.name, folder, run_parts, searches, say)
     finally:

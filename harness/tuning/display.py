@@ -177,19 +177,21 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     speed = f"{speed_words(chosen.speed_tokens_per_s)} token/s"
     energy = "" if chosen.cost is None else f"{energy_words(chosen.cost)} m{found.energy_unit}"
     n = sum(one.state not in ("not raced", "failed") for one in result.standings)
+    n_failed = sum(one.state == "failed" for one in result.standings)
+    counted = f"{n} candidate{'s' if n != 1 else ''}"
     method = session.cost_method(found)
     slower = f"{100 * options.slowdown:.6g}% slower than the fastest"
     if options.objective == "latency":
         why = f"is the fastest of {n} at {speed}"
     elif options.objective == "pareto":
         why = (
-            f"costs least of those on the front ({len(result.front)} of {n} candidates) that are at most {slower}:"
+            f"costs least of those on the front ({len(result.front)} of {counted}) that are at most {slower}:"
             f" {energy} ({method}) at {speed}"
         )
     else:
         floor = _speed(result.floor_tokens_per_s) if result.floor_tokens_per_s is not None else "none"
         why = (
-            f"costs least of those of {n} candidates that are at most {slower}: {energy} ({method}) at {speed};"
+            f"costs least of those of {counted} that are at most {slower}: {energy} ({method}) at {speed};"
             f" the floor is {floor}, the fastest is {names[result.fastest]}"
         )
     speed_now = chosen.speed_tokens_per_s
@@ -200,7 +202,7 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
         and speed_now.value < result.floor_tokens_per_s
     ):
         why = f"is stage 1's fastest: no candidate was fast enough when it was probed; {energy} ({method}) at {speed}"
-    n_rest = len(session.space.cells) - n
+    n_rest = len(session.space.cells) - n - n_failed
     if options.is_once:
         sure = "Each was probed once or twice, as source 002 does: how far noise decided is not known."
     elif result.is_separated:
@@ -211,6 +213,8 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
         open_ones = [names[one.arm] for one in result.standings if one.state in ("undecided", "as good")]
         told = f" ({', '.join(open_ones[:4])})" if open_ones else ""
         sure = f"Not certain: {result.n_probes} probes were spent before all others were told apart{told}."
+    if n_failed:
+        sure += f" {n_failed} left the search; their reasons stand with the candidates."
     if found.method == "modelled" and options.needs_joules and session.time_method == "measured":
         sure += " The joules are modelled from CPU time, and a meter may say otherwise."
     return f"{DOES[found.phase].capitalize()}: {names[result.chosen]} {why}. {sure}"
