@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -223,6 +223,17 @@ def _on_unit(kind: CallKind, unit: Unit) -> CallKind:
     return kind if kind.unit == unit else replace(kind, unit=unit)
 
 
+_T = TypeVar("_T")
+
+
+def _changed(one: _T, **changes: object) -> _T:
+    """As `dataclasses.replace`, in a fifth of the time: what was derived of `one` and is cached stays. A token has a
+    plan for each layer."""
+    found = object.__new__(type(one))
+    found.__dict__.update(one.__dict__, **changes)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class DispatchPlan:
     """Calls over one row space. token_R: source token of each row, -1 for padding; weight_R: 0 for padding.
@@ -264,21 +275,20 @@ class DispatchPlan:
         """The same of another layer, whose calls alone wait for what travels. It costs alike."""
         if not len(self.transfers):
             return self
-        own = None if self.outline is None else self.outline._replace(layers=(layer,))
-        # As `dataclasses.replace`, in a fifth of the time: a token of a cache has one for most layers.
-        moved, found = object.__new__(Transfers), object.__new__(DispatchPlan)
-        moved.__dict__.update(self.transfers.__dict__, layer_M=np.full(len(self.transfers), layer))
-        found.__dict__.update(self.__dict__, transfers=moved, outline=own)
-        return found
+        moved = _changed(self.transfers, layer_M=np.full(len(self.transfers), layer))
+        if self.outline is None:
+            return replace(self, transfers=moved)
+        return _changed(self, transfers=moved, outline=self.outline._replace(layers=(layer,)))
 
     def on_units(self, units: Mapping[Unit, Unit]) -> DispatchPlan:
         """The same with calls on other units, which cost the same in the place of theirs."""
         kinds = tuple(_on_unit(kind, units.get(kind.unit, kind.unit)) for kind in self.calls.kinds)
-        exchanges = tuple(replace(one, units=tuple(units.get(u, u) for u in one.units)) for one in self.exchanges)
-        found = replace(self, calls=replace(self.calls, kinds=kinds), exchanges=exchanges)
-        if self.outline is not None:
-            found.__dict__["outline"] = self.outline._replace(units=tuple(units.items()))
-        return found
+        exchanges = tuple(_changed(one, units=tuple(units.get(u, u) for u in one.units)) for one in self.exchanges)
+        calls = _changed(self.calls, kinds=kinds)
+        if self.outline is None:
+            return replace(self, calls=calls, exchanges=exchanges)
+        own = self.outline._replace(units=tuple(units.items()))
+        return _changed(self, calls=calls, exchanges=exchanges, outline=own)
 
     @cached_property
     def recalled(self) -> int | None:

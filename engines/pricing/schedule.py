@@ -102,12 +102,17 @@ class Schedule:
         place_of = {number: i for i, number in enumerate(numbers)}
         if of_step:
             yield of_step
+        before: dict[tuple[bool, bool], tuple[Operation, ...]] = {}
+        decodes = step.phase == "decode"
         for layer in range(shape.n_layers):
             reused = layer % len(numbers)
             plan = None if layer < n_dense else plans[numbers[reused]]
             is_dense = plan is None
-            fetches = plan is not None and step.phase == "decode" and len(plan.transfers) > 0
-            first = self._kept((step, is_dense, fetches), partial(self._before_ffn, step, is_dense, fetches))
+            fetches = decodes and plan is not None and len(plan.transfers) > 0
+            first = before.get((is_dense, fetches), ())
+            if not first:
+                first = self._kept((step, is_dense, fetches), partial(self._before_ffn, step, is_dense, fetches))
+                before[is_dense, fetches] = first
             n += len(first)
             yield first
             rest: Part = (
@@ -196,7 +201,8 @@ class Schedule:
         outline = plan.outline
         if outline is None:
             return None
-        ahead = tuple(place_of[one] - reused for one in outline.layers)
+        layers = outline.layers
+        ahead = (place_of[layers[0]] - reused,) if len(layers) == 1 else tuple(place_of[one] - reused for one in layers)
         if ahead and (layer + max(ahead) >= self._shape.n_layers or not (outline.as_one or ahead == (0,))):
             return None
         if self._travels is None or not self._travels.on_the_way:
