@@ -324,7 +324,7 @@ def test_problems_of_options_and_of_the_plan_are_told_together_and_once(tmp_path
     assert found.code == 2
     told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
     cores = ["--slowdown much", "--name a b", "--constant alpha=x", "--constant beta=1"]
-    assert told == [*cores, "engine[0].technique.name", "model.source"]
+    assert told == [*cores, "--engine none", "model.source"]
     found = joulebench(
         "tune",
         *bad,
@@ -338,7 +338,7 @@ def test_problems_of_options_and_of_the_plan_are_told_together_and_once(tmp_path
         "device.x=[1]",
     )
     told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
-    swept = ["--slowdown much", "--name a b", "--search aecs", "--constant alpha=1", "engine[0].technique.name"]
+    swept = ["--slowdown much", "--name a b", "--search aecs", "--constant alpha=1", "--engine none"]
     assert told == [*swept, "model.source", "--space engine.cores=1", "--space device.x"]
 
 
@@ -351,7 +351,9 @@ def test_a_plan_that_is_wrong_is_told_whole_and_once_and_not_once_a_candidate(tm
     found = joulebench("tune", "--device", "nope", "--engine", "none", "--model", str(tmp_path / "away"))
     assert found.code == 2
     told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
-    assert sorted(told) == ["device[0].name", "engine[0].technique.name", "model.source"]
+    assert sorted(told) == ["--engine none", "device[0].name", "model.source"]
+    (told_near,) = joulebench("tune", "--engine", "llamacpp").problems
+    assert "did you mean llama.cpp?" in told_near
 
 
 def test_a_limit_that_nothing_meets_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.catalog import TECHNIQUES
 from harness.device_specs import named_after_its_sheet, with_sheet_path
 from harness.external.catalog import EXTERNAL
 from harness.plan import PlanError, draft_plan, read_toml
 from harness.preflight import preflight
+from harness.problems import nearest
 from harness.run_parts import RunParts, data_root
 from harness.sweep import PathError, set_value
 from harness.tuning.aecs import AECS, PRESETS, AecsParameters
@@ -28,6 +30,7 @@ from harness.tuning.suggested import SMALL_SPACE, SUGGESTED, check_optuna
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 """A profile's name stands in plans, in a shell and in a file's name."""
 MOST_NAME = 64
+NO_TECHNIQUE = "engine[0].technique.name: "
 ENGINE_NUMBER = re.compile(r"^engine\[\d+\]")
 
 Raw = dict[str, Any]
@@ -120,8 +123,17 @@ def checked_plan(asked: Asked, found_before: Sequence[str]) -> CheckedPlan:
     name = asked.name or _name_of(base, asked.objective)
     _gathered(problems, lambda: _refuse_name_of_another(name, base, asked.objective))
     if problems:
-        raise PlanError(list(dict.fromkeys(problems)))
+        raise PlanError(_by_option(problems, asked))
     return CheckedPlan(base, str(base["device"][0].get("name")), swept, n_values, search, parameters, name)
+
+
+def _by_option(problems: Sequence[str], asked: Asked) -> list[str]:
+    """Each once; that no engine has such a name as it was asked, where no plan says it."""
+    if asked.plan_path is None and asked.engine not in {*TECHNIQUES, *EXTERNAL}:
+        near = nearest(asked.engine, [*TECHNIQUES, *EXTERNAL])
+        told = f"--engine {asked.engine[:80]}: neither a technique nor another engine; {near}"
+        problems = [told if line.startswith(NO_TECHNIQUE) else line for line in problems]
+    return list(dict.fromkeys(problems))
 
 
 def _constants(asked: Asked) -> list[str]:
