@@ -10,6 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from engines.external.openai_flavours import FLAVOURS
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.external.catalog import EXTERNAL
 from harness.plan_values import shown
@@ -71,6 +72,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
 
+def nearest_engine(name: str, others: Iterable[str] = ()) -> str:
+    """The remedy for an engine that is not known by this name. A server's is a flavour. others: more that are known."""
+    if name.lower() in FLAVOURS.keys() - {"joulebench"}:  # which most likely means our own engine
+        return f'it is a server: write runs = "openai", flavour = "{name.lower()}", and its url'
+    return nearest(name, [*EXTERNAL, *others])
+
+
 def in_one_line(problem: str) -> str:
     """As a terminal may show it: no line breaks, no control characters, no more than a screenful."""
     text = " ".join(problem.split())
@@ -101,7 +109,7 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
             return f"{where}.{key}: unknown {key} {shown(error['ctx']['tag'])}; {nearest(error['ctx']['tag'], tags)}"
         case told_as if told_as == UNKNOWN_ENGINE:
             runs = error["input"]["runs"]
-            return f"{where}.runs: unknown engine {shown(runs)}; {nearest(str(runs), EXTERNAL)}"
+            return f"{where}.runs: unknown engine {shown(runs)}; {nearest_engine(str(runs))}"
         case "union_tag_not_found":
             key = error["ctx"]["discriminator"].strip("'")
             return f'{where}: has no {key}, {found}; add {key} = "..."'

@@ -41,6 +41,10 @@ def cell_of(raw: dict[str, Any]) -> Any:
     ("raw", "problem"),
     [
         (LLAMA | {"runs": "lama.cpp"}, "engine[0].runs: unknown engine 'lama.cpp'; did you mean llama.cpp?"),
+        (
+            LLAMA | {"runs": "vLLM"},
+            "engine[0].runs: unknown engine 'vLLM'; it is a server: write runs = \"openai\", fla",
+        ),
         (LLAMA | {"runs": 3}, "engine[0].runs: unknown engine 3; known: "),
         (LLAMA | {"technique": {"name": "dropless"}}, "engine[0].technique: is of joulebench's own engine"),
         (LLAMA | {"weihgts": "f32"}, "engine[0].weihgts: unknown key, found 'f32'; did you mean weights?"),

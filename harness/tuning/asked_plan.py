@@ -15,7 +15,7 @@ from harness.device_specs import named_after_its_sheet, with_sheet_path
 from harness.external.catalog import EXTERNAL
 from harness.plan import PlanError, draft_plan, read_toml
 from harness.preflight import preflight
-from harness.problems import nearest
+from harness.problems import nearest_engine
 from harness.run_parts import RunParts, data_root
 from harness.sweep import PathError, set_value
 from harness.tuning.aecs import AECS, PRESETS, AecsParameters
@@ -130,7 +130,7 @@ def checked_plan(asked: Asked, found_before: Sequence[str]) -> CheckedPlan:
 def _by_option(problems: Sequence[str], asked: Asked) -> list[str]:
     """Each once; that no engine has such a name as it was asked, where no plan says it."""
     if asked.plan_path is None and asked.engine not in {*TECHNIQUES, *EXTERNAL}:
-        near = nearest(asked.engine, [*TECHNIQUES, *EXTERNAL])
+        near = nearest_engine(asked.engine, TECHNIQUES)
         told = f"--engine {asked.engine[:80]}: neither a technique nor another engine; {near}"
         problems = [told if line.startswith(NO_TECHNIQUE) else line for line in problems]
     return list(dict.fromkeys(problems))
