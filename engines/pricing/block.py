@@ -24,7 +24,7 @@ from engines.calls import CallKind, Calls
 from engines.dispatch import DispatchPlan, Link
 from engines.pricing.call_table import CallTable, places_of, tokens_of_units
 from engines.pricing.shapes import ModelShape
-from engines.pricing.steps import Steps, made
+from engines.pricing.steps import Steps, made, same
 from engines.pricing.tiles import RowTile, computed_rows, row_tiles
 from engines.pricing.travels import Arrival, Sent, Travels, refuse_travel, send, stood_in
 from results.records import BACK
@@ -139,7 +139,7 @@ class Block:
 
     def _call(self, number: int, n_rows: int, n_experts: int, n_loads: int) -> Operation:
         sizes = self._shape, self._columns, self._hidden, self._limit
-        return _expert_call(self._kinds[number], n_rows, n_experts, n_loads, *sizes)
+        return same(_expert_call(self._kinds[number], n_rows, n_experts, n_loads, *sizes))
 
     def _number(self, kind: CallKind) -> int:
         if kind not in self._numbers:

@@ -137,7 +137,7 @@ class Prices:
         self.others = tuple(others)
         self._costs = parameters.costs(context)
         self._expert_bytes = parameters.priced_sizes(context).expert_bytes
-        self._known: dict[tuple[Unit, int], float] = {}
+        self._known = {unit: _ByRows(unit, self._costs) for unit in (GPU, *others)}
         self._fetch_N: Seconds | None = None
         for unit in (GPU, *others):
             self.call_s(unit, 1)  # a sheet without the unit is told now
@@ -150,7 +150,7 @@ class Prices:
         return self._fetch_N
 
     def calls_X(self, unit: Unit, load_X: Integers) -> Seconds:
-        return np.array([self.call_s(unit, load) for load in load_X.tolist()])
+        return np.array(list(map(self._known[unit].__getitem__, load_X.tolist())))
 
     def balanced_share(self) -> float:
         """Of experts with one row: those that the link brings while the others compute the rest."""
@@ -158,10 +158,18 @@ class Prices:
         return call_s / (float(self.fetch_N.mean()) + call_s)
 
     def call_s(self, unit: Unit, n_rows: int) -> float:
-        key = unit, n_rows
-        if key not in self._known:
-            self._known[key] = self._costs.call_s(unit, 1, n_rows)
-        return self._known[key]
+        return self._known[unit][n_rows]
+
+
+class _ByRows(dict[int, float]):
+    """Seconds of a call of one expert by its rows; asked when they are first wanted."""
+
+    def __init__(self, unit: Unit, costs: Costs) -> None:
+        self._unit, self._costs = unit, costs
+
+    def __missing__(self, n_rows: int) -> float:
+        found = self[n_rows] = self._costs.call_s(self._unit, 1, n_rows)
+        return found
 
 
 class BetweenTwo:
