@@ -41,10 +41,15 @@ def files_of(spec: ExternalSpec) -> dict[str, Path]:
     return {f"{name} of {spec.runs}": path for name, path in found_build(spec).files.items()} | spec.own_files()
 
 
+PLACES = {"program", "environment", "url"}
+"""Keys that say where an engine is. What is wrong with one is told by its name, and the engine is not looked for."""
+
+
 def external_problems(engine: Part[ExternalSpec]) -> Iterator[str]:
     """That it is not here, or a file of it."""
+    told_places = {problem.partition(":")[0] for problem in engine.spec.problems()} & PLACES
     try:
-        files = files_of(engine.spec)
+        files = _named_files(engine.spec) if told_places else files_of(engine.spec)
     except EngineError as error:
         told = error.problems if isinstance(error, ProblemsError) else [str(error)]
         yield from (f"engine {engine.label}: {problem}" for problem in told)

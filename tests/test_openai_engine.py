@@ -21,10 +21,13 @@ from engines.base import unheard
 from engines.errors import EngineError, NotSupportedError
 from engines.external.openai import OpenAIEngine, ServerOptions
 from engines.external.openai_host import Whereabouts, whereabouts
+from engines.external.openai_link import ServerLink
 from engines.reference import ReferenceEngine
 from engines.serving.http import LocalServer
 from harness.external.openai import OpenAISpec
-from harness.run_parts import seen_device
+from harness.plan import PlanError, draft_plan
+from harness.preflight import preflight
+from harness.run_parts import RunParts, seen_device
 from results.cells import CACHE_NOT_KNOWN
 from results.records import Request
 from results.store import Store
@@ -289,6 +292,15 @@ def test_a_request_is_sent_again_only_before_anything_came() -> None:
         assert len(server.asked) == 5
 
 
+@pytest.mark.parametrize(("below", "is_told"), [("", True), ("/v1", False)])
+def test_an_address_without_v1_that_is_not_found_says_so(below: str, is_told: bool) -> None:
+    with scripted(answer({"error": {"message": "none"}}, "404 Not Found")) as server:
+        link = ServerLink(server.url.removesuffix("/v1") + below, None, 5.0, time.perf_counter)
+        with pytest.raises(EngineError, match="HTTP 404 Not Found: none") as caught:
+            link.get("/models")
+        assert ("up to /v1" in str(caught.value)) == is_told
+
+
 def test_the_key_is_sent_and_told_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVERS_KEY", "sk-verysecret")
     refusal = answer({"error": {"message": "bad key sk-verysecret"}}, "401 Unauthorized")
@@ -373,12 +385,26 @@ def test_cpu_time_of_a_server_is_ours_and_not_foreign() -> None:
     ],
 )
 def test_a_plan_that_cannot_be_meant_is_told(changes: dict[str, Any], problem: str) -> None:
-    from harness.plan import draft_plan
-
     raw = {"name": "s", "runs": "openai", "url": "http://127.0.0.1:8000/v1"} | changes
     found = draft_plan(raw_plan(engine=[raw])).problems
     assert [p for p in found if p.startswith(problem)], found
     assert not [p for p in found if "secret" in p]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"runs": "openai", "url": "ftp://127.0.0.1/v1"},
+        {"runs": "llama-bench", "model_file": __file__, "threads": 1},
+    ],
+)
+def test_where_an_engine_is_not_is_told_once(raw: dict[str, Any]) -> None:
+    fixed = {"name": "fixed_lengths", "prompt_tokens": 8, "new_tokens": 2, "limit": 1}
+    draft = draft_plan(raw_plan(engine=[{"name": "s"} | raw], workload=[fixed]))
+    with pytest.raises(PlanError) as caught:
+        preflight(draft, RunParts(draft.plan.protocol))
+    (problem,) = [line for line in caught.value.problems if "model_file" not in line]
+    assert problem.startswith(("engine[0].url: ", "engine[0].program: "))
 
 
 def test_the_server_that_answers_belongs_to_a_cell(server: LocalServer) -> None:

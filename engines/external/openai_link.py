@@ -182,7 +182,13 @@ class ServerLink:
         self.close()
         where = response.headers.get("Location")
         moved = f", moved to {self._told(where)}: give that url" if where else ""
-        return f"HTTP {response.status} {self._told(response.reason)}{moved}" + (f": {said}" if said else "")
+        is_below_v1 = self._split.path.rstrip("/").endswith("/v1")
+        elsewhere = (
+            "" if response.status != http.client.NOT_FOUND or is_below_v1 else "; most servers need a url up to /v1"
+        )
+        return (
+            f"HTTP {response.status} {self._told(response.reason)}{moved}" + (f": {said}" if said else "") + elsewhere
+        )
 
     def _read(self, response: http.client.HTTPResponse, most_bytes: int = MOST_ANSWER_BYTES) -> bytes:
         """The rest of an answer. One that comes byte by byte has to end in time too."""
