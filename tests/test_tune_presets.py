@@ -141,6 +141,13 @@ def raced(*kept_out: Any, **options: Any) -> tuple[SessionFound[Any], PhaseFound
     return SessionFound(space, asked, (found,), "measured", ()), found
 
 
+def test_a_preset_says_that_one_probe_of_stage_1_set_the_floor() -> None:
+    session, found = raced()
+    once = replace(session, options=TuneOptions(search="aecs-measured", phases=("decode",)))
+    assert "from stage 1's probe of (1, 2, 0)" in sentence(once, found)
+    assert "the fastest is (1, 2, 0)" in sentence(session, found)
+
+
 def test_a_session_for_latency_shows_no_columns_of_energy_and_the_fastest_first() -> None:
     session, found = raced(objective="latency")
     rows = candidate_rows(session, found)
