@@ -39,7 +39,7 @@ from engines.pricing.tiles import RowTile
 from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.presets import DroplessParameters
 
-FEW_ROWS = 4
+FEW_ROWS = 8
 """Of an expert in the mean, or of a product: up to so many the kernels compute with code of their own
 (`kMeanNarrowRows`)."""
 AMOUNTS = ("launches", "weight_bytes", "moved_bytes", "flops")
@@ -51,8 +51,8 @@ CACHE_BYTES = 1 << 27
 MOST_CACHE_BYTES = 1 << 31
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 TILES = (8, 16, 32, 64, 128)
-"""Rows of a tile that are tried. More than few: one code computes a layer, so that an expert with few rows beside one
-with more costs what a tile costs, and never what few rows cost."""
+"""Rows of a tile that are tried. Not fewer than few: one code computes a layer, so that an expert with few rows beside
+one with more costs what a tile costs, and never what few rows cost."""
 
 
 def tiled(rows: int) -> str:
