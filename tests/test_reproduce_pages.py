@@ -98,13 +98,14 @@ def test_a_table_shows_theirs_ours_and_their_ratio(tmp_path: Path) -> None:
         Entry("best", "pairs", 2500.0, claim="004-006"),
         Entry("best", "blocks", None, theirs="N.S.", note="no room"),
         Entry("worst", "blocks", 3.0),
+        Entry("worst", "pairs", None, theirs="-"),
     )
     table = SourceTable("Table 1", "padding", "", "case", entries, "by plans", picture="bars")
     write_pages(ledger(), [Reproduced(SOURCES[4], (), (table,))], tmp_path)
     text = (tmp_path / page_name(SOURCES[4])).read_text(encoding="utf-8")
     best, worst = re.findall(r"<tr><th scope=\"row\">(?:best|worst)</th>.*?</tr>", text, re.DOTALL)
     assert re.sub(r"<[^>]+>", " ", best).split() == ["best", "2000", "2500", "1.25", "N.S.", "–", "1"]
-    assert re.sub(r"<[^>]+>", " ", worst).split() == ["worst", "3"]
+    assert re.sub(r"<[^>]+>", " ", worst).split() == ["worst", "–", "3"], "one dash for none of both"
     assert "no room" in text
 
 

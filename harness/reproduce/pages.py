@@ -132,7 +132,7 @@ def _drawn(book: Ledger, table: SourceTable, number: int) -> Drawn:
         both = isinstance(theirs, float | int) and isinstance(ours, float | int) and theirs != 0
         ratio = f"{ours / theirs:.2f}" if both else ""  # type: ignore[operator]
         number = notes.index(entry.note) + 1 if entry.note else 0
-        is_alone = theirs is None and not entry.claim and ours is not None
+        is_alone = theirs in (None, "-") and not entry.claim
         return Shown("" if is_alone else _theirs_text(book, entry), _text(ours), ratio, number)
 
     rows = [(row, [shown(table.at(row, column)) for column in table.columns]) for row in table.rows]
