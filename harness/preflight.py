@@ -46,7 +46,13 @@ from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.played_checks import played_problems
-from harness.rank_problems import launch_problems, rank_problems, rank_problems_with_model, rank_warning
+from harness.rank_problems import (
+    crowded_warning,
+    launch_problems,
+    rank_problems,
+    rank_problems_with_model,
+    rank_warning,
+)
 from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import EngineSpec, TrialProtocol
@@ -91,12 +97,14 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += _device_problems(device, others, _runs_unread(draft, others))
     for other in others:
         problems += [*external_problems(other), *_other_core_problems(other, devices)]
+        warnings.append(crowded_warning(other, devices))
     for engine in engines:
         problems += [*_engine_problems(engine, bool(computed)), *name_problems(engine)]
         problems += unread_problems(engine, named.devices)
         problems += moving_problems(engine, devices)
         problems += rank_problems(engine, devices)
-        warnings += [rank_warning(engine) if computed else None, untried_warning(engine, devices)]
+        crowded = [rank_warning(engine), crowded_warning(engine, devices)] if computed else []
+        warnings += [*crowded, untried_warning(engine, devices)]
     if run_parts.meeting is not None:
         problems += launch_problems(engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}

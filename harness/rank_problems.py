@@ -11,8 +11,10 @@ from engines.sizes import own_sizes
 from engines.techniques.parameters import Composed
 from engines.techniques.place.ranks import RanksParameters
 from engines.techniques.presets import PRESETS
+from harness.combinations import mismatch
 from harness.core_sets import ThreadCounts
-from harness.device_specs import DeviceSpec
+from harness.device_specs import DeviceSpec, HostSpec
+from harness.external.base import ExternalSpec
 from harness.matrix import Part
 from harness.schema import EngineSpec
 
@@ -81,6 +83,21 @@ def rank_warning(engine: Part[EngineSpec]) -> str | None:
     return (
         f"engine {engine.label}: {n_ranks} ranks of {n_threads} thread{'s' * (n_threads != 1)} on {n_cores} cores wait"
         " for each other; its times are not those of a machine with enough cores"
+    )
+
+
+def crowded_warning(engine: Part[EngineSpec] | Part[ExternalSpec], devices: Sequence[DeviceSpec]) -> str | None:
+    """Likewise of one process on this host. Of cores that are named the plan refuses it."""
+    spec, n_cores = engine.spec, usable_cores()
+    on_host = any(isinstance(device, HostSpec) and mismatch(spec, device) is None for device in devices)
+    if not on_host or spec.threads is None or (isinstance(spec, EngineSpec) and spec.ranks is not None):
+        return None
+    asked = [n for phase, n in spec.threads if n is not None and getattr(spec.cores, phase, None) is None]
+    if max(asked, default=0) <= n_cores:
+        return None
+    return (
+        f"engine {engine.label}: {max(asked)} threads on {n_cores} core{'s' * (n_cores != 1)} wait for each other; its"
+        " times are not those of a machine with enough cores"
     )
 
 

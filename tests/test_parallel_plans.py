@@ -119,6 +119,25 @@ def test_more_threads_than_cores_are_told() -> None:
     assert note.startswith(f"engine ep: 2 ranks of {usable_cores()} thread")
 
 
+@pytest.mark.parametrize(
+    ("changes", "n"),
+    [
+        ({"threads": usable_cores()}, None),
+        ({"threads": usable_cores() + 1}, usable_cores() + 1),
+        ({"threads": {"prefill": 1, "decode": usable_cores() + 2}}, usable_cores() + 2),
+        ({"threads": 1, "cores": "0"}, None),
+    ],
+)
+@pytest.mark.parametrize("arm", [DROPLESS, {"name": "l", "runs": "llama.cpp"}], ids=("own", "another"))
+def test_more_threads_than_this_host_has_cores_are_told(
+    arm: dict[str, Any], changes: dict[str, Any], n: int | None
+) -> None:
+    draft = draft_plan(raw_plan(engine=[arm | changes]))
+    notes = preflight(draft, RunParts(draft.plan.protocol)).warnings
+    told = [] if n is None else [f"engine {arm['name']}: {n} threads on {usable_cores()} core"]
+    assert [note[: len(told[0])] if told else note for note in notes] == told
+
+
 def test_an_arm_of_ranks_goes_onto_no_modelled_device() -> None:
     draft = draft_plan(raw_plan(engine=[EP, NPUMOE | HERE], device=[HOST, M2_ULTRA]))
     cells = preflight(draft, RunParts(draft.plan.protocol)).cells
