@@ -153,6 +153,8 @@ inline void multiply_rows(int64_t n_rows, const float* weights, int64_t stride, 
     multiply<fN, 1, kRegisters, ByColumn>(row_at(r), stride, panel, depth, tile + r * kPanel, kPanel);
 }
 
+inline fN larger(fN a, fN b) { return a > b ? a : b; }
+
 inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ, int64_t query_stride, int64_t position,
                          int64_t n, float* out_TQ) {
   const int64_t dim = a.dim;
@@ -188,11 +190,12 @@ inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ
           if (a.window) hidden |= seen <= query - int32_t(a.window);
           store(at(s), hidden ? fN{} - INFINITY : load<fN>(at(s)));
         }
-      fN most = largest[part];
-      for (int64_t s = 0; s < n_keys; s++) {
-        const fN one = load<fN>(at(s));
-        most = most > one ? most : one;
-      }
+      fN each[4] = {largest[part], largest[part], largest[part], largest[part]};  // none waits for another
+      int64_t s = 0;
+      for (; s + 4 <= n_keys; s += 4)
+        for (int i = 0; i < 4; i++) each[i] = larger(each[i], load<fN>(at(s + i)));
+      for (; s < n_keys; s++) each[0] = larger(each[0], load<fN>(at(s)));
+      const fN most = larger(larger(each[0], each[1]), larger(each[2], each[3]));
       const fN base_of = most == -INFINITY ? fN{} : most;  // no key seen yet: every share is e^-inf = 0
       const fN shrink = exp_below_one(largest[part] - base_of);
       fN sums = total[part] * (largest[part] == -INFINITY ? fN{} : shrink);

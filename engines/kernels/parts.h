@@ -1,10 +1,11 @@
 // Where a step's time goes, for the benchmarks decode_parts and prefill_parts: counted only where JOULEBENCH_PARTS is
-// defined.
+// defined. JOULEBENCH_PARTS_OF_CPU: only what the thread itself computes, whoever else has the core between.
 
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 
 // The order is that of tests.benchmarks.decode_parts. kPacking: of many tokens, into panels, and there rounded.
 enum Part {
@@ -32,7 +33,13 @@ class Timed {
 
  private:
   static double now() {
+#ifdef JOULEBENCH_PARTS_OF_CPU
+    timespec at;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+    return double(at.tv_sec) + 1e-9 * double(at.tv_nsec);
+#else
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+#endif
   }
   static Timed*& innermost() {
     static thread_local Timed* one = nullptr;

@@ -1,0 +1,146 @@
+"""Where the time to the first token goes: kernels that time their own parts, and what Python adds.
+
+python -m tests.benchmarks.prefill_parts [MODEL ...] [--forms f32 int8 ...] [--prompt 512] [--turns 5]
+
+The kernels are built with the parts' clocks for this alone, and one thread computes: its CPU time counts, which other
+processes disturb little. RACE_MODELS names a folder where models are kept, as for tests.benchmarks.engine_speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.kernels.compile import FLAGS_VARIABLE, NATIVE
+from engines.kernels.library import library
+from engines.model import transformer
+from engines.model.checkpoints import load_checkpoint
+from engines.reference import ReferenceEngine
+from engines.techniques.presets import DroplessParameters
+from results.records import Request
+from tests.benchmarks.decode_parts import PARTS
+from tests.benchmarks.engine_speed import FORMS, folder_of, instructions_here, written
+from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
+from tests.benchmarks.race_models import BASE, MODELS, VOCABULARY, add_models, is_sparse
+
+PAGE = "prefill-parts"
+OUTSIDE = "plans, sums of torch and Python"
+WHOLE = "whole prompt"
+WAITING = "waiting for the other threads"
+
+
+def clocked(owner: Any, name: str, part: str, seconds: dict[str, float]) -> None:
+    """What Python calls by this name is a part of its own, with the kernels that it calls."""
+    called: Callable[..., object] = getattr(owner, name)
+
+    def timed(*arguments: Any) -> object:
+        begin = time.process_time()
+        result = called(*arguments)
+        seconds[part] += time.process_time() - begin
+        return result
+
+    setattr(owner, name, timed)
+
+
+def turn(engine: ReferenceEngine, n_prompt: int, python_s: dict[str, float]) -> Mapping[str, float]:
+    """Seconds of each part of a prompt, and of all of it."""
+    kernels = library()
+    assert kernels is not None
+    parts = (ctypes.c_double * len(PARTS))()
+    edges: list[float] = []
+    found: dict[str, float] = {}
+
+    def heard(event: object, at_s: float) -> None:
+        edges.append(time.process_time())
+        kernels.joulebench_parts(parts)
+        if len(edges) == 1:
+            python_s.clear()
+        if len(edges) == 2:
+            found.update((name, s) for name, s in zip(PARTS, parts, strict=True) if name != WAITING)
+            found.update(python_s)
+
+    ids = tuple(torch.randint(1, VOCABULARY, (n_prompt,)).tolist())
+    engine.run(Request(request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=2), heard)
+    whole_s = edges[1] - edges[0]
+    return found | {OUTSIDE: whole_s - sum(found.values()), WHOLE: whole_s}
+
+
+def flop(name: str, n_prompt: int) -> Mapping[str, int]:
+    """Of the parts that multiply matrices."""
+    hidden, dim, layers = (BASE[key] for key in ("hidden_size", "head_dim", "num_hidden_layers"))
+    queries, keys = (dim * BASE[key] for key in ("num_attention_heads", "num_key_value_heads"))
+    model, n_rows = MODELS[name], n_prompt
+    width = model["intermediate_size"] if not is_sparse(name) else model["moe_intermediate_size"]
+    if is_sparse(name):
+        n_rows *= model["num_experts_per_tok"]
+    found = {
+        PARTS[0]: 2 * n_prompt * hidden * (queries + 2 * keys),
+        PARTS[2]: 4 * queries * (n_prompt * (n_prompt + 1) // 2),
+        PARTS[3]: 2 * n_prompt * hidden * queries,
+        PARTS[5]: 2 * n_rows * hidden * 2 * width,
+        PARTS[6]: 2 * n_rows * hidden * width,
+    }
+    found[WHOLE] = sum(found.values())
+    return {part: int(layers * of_layer) for part, of_layer in found.items()}
+
+
+def rows(
+    name: str, folder: Path, form: str, n_prompt: int, n_turns: int, python_s: dict[str, float]
+) -> Iterator[Measurement]:
+    """python_s: what parts outside of the kernels take, as they end."""
+    checkpoint = load_checkpoint(str(folder), FORMS[form].dtype, FORMS[form].quantise)
+    engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
+    turns = [turn(engine, n_prompt, python_s) for _ in range(n_turns + 1)][1:]  # the first warms up
+    fastest = min(turns, key=lambda found: found[WHOLE])
+    slowest = max(found[WHOLE] for found in turns)
+    here = f"{name}, {form}, prompt {n_prompt}, one thread, {instructions_here()}"
+    work = flop(name, n_prompt)
+    for part, seconds in fastest.items():
+        peer, peer_name = (None, None) if part == WHOLE else (fastest[WHOLE] * 1e3, WHOLE)
+        notes = [f"fastest of {n_turns} turns; the slowest took {slowest / fastest[WHOLE]:.2f} times as long"]
+        if part in work:
+            notes.insert(0, f"{work[part] / seconds / 1e9:.0f} GFLOP/s")
+        yield measured(part, seconds * 1e3, "ms", here, peer, peer_name, note="; ".join(notes))
+
+
+REMARKS = """From the prompt to its first token, batch 1: CPU time of one thread, which does all. "Input laid out" is
+what puts tokens into panels and rounds them there. The router is torch's. What is left is Python: plans of experts,
+sums and rows that torch makes. A ratio is the part's share of the whole. Two threads read the same caches and memory,
+so that each has less of them: a prompt takes them more than half of this time."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_models(parser)
+    parser.add_argument(
+        "--forms", nargs="+", choices=FORMS, default=["f32", "int8 by int8"], help="how weights are held"
+    )
+    parser.add_argument("--prompt", type=int, default=512, help="its length, in tokens")
+    parser.add_argument("--turns", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    flags = os.environ.get(FLAGS_VARIABLE, NATIVE)
+    os.environ[FLAGS_VARIABLE] = f"{flags} -DJOULEBENCH_PARTS -DJOULEBENCH_PARTS_OF_CPU"
+    python_s: dict[str, float] = defaultdict(float)
+    clocked(transformer, "route", PARTS[4], python_s)
+    clocked(transformer.Transformer, "logits", "head", python_s)
+    for name in arguments.models:
+        with folder_of(name) as folder:
+            written(name, folder, ())
+            for form in arguments.forms:
+                found = list(rows(name, folder, form, arguments.prompt, arguments.turns, python_s))
+                print(form, *(f"{m.metric} {m.ours:.1f};" for m in found), flush=True)
+                page = merged(read_json(PAGE), found)
+                write_page(PAGE, "Where does the time of a prompt go?", page, REMARKS)
+
+
+if __name__ == "__main__":
+    main()
