@@ -230,10 +230,11 @@ inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ
 inline void attend_many(const Attention& a, const float* query_TQ, int64_t position, int64_t n_tokens, float* out_TQ,
                         int n_threads) {
   const int64_t panels = n_panels(n_tokens), stride = a.n_heads * a.dim;
-  // Late panels see more keys: chunks of one, the dearest first.
+  // A head after the other, so that its keys and values are near for all panels. Late panels see more keys: chunks of one,
+  // the dearest first.
   in_chunks(a.n_heads * panels, 1, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; unit++) {
-      const int64_t panel = panels - 1 - unit / a.n_heads, head = unit % a.n_heads, t = panel * kPanel;
+      const int64_t panel = panels - 1 - unit % panels, head = unit / panels, t = panel * kPanel;
       attend_panel(a, head, query_TQ + t * stride + head * a.dim, stride, position + t,
                    std::min<int64_t>(kPanel, n_tokens - t), out_TQ + t * stride + head * a.dim);
     }
