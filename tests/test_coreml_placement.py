@@ -6,15 +6,21 @@ No Mac: coremltools runs as it is, above a fake of the compiled module that talk
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from engines.base import Engine
 from engines.coreml.macos import MacPredictor
 from engines.coreml.manifest import read_manifest
 from engines.errors import EngineError
+from engines.external import gate
+from engines.external.base import Answer
+from engines.external.gate import answers_of
 from results.cells import answering, usable
 from results.graph_placement import (
     EXPERTS_NOT_ON_ANE,
@@ -24,6 +30,7 @@ from results.graph_placement import (
     placement_marks,
     placement_words,
 )
+from results.records import Request
 from results.report.csv import write_csv
 from results.report.html import write_html
 from results.store import Store
@@ -66,11 +73,26 @@ def _own_state(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
 
 
+@contextmanager
+def telling_the_gate(fake: FakeCoreMl) -> Iterator[None]:
+    """The gate's questions lie between two events of their own."""
+
+    def told(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
+        fake.events.append(("gate", "", ""))
+        found = answers_of(engine, requests)
+        fake.events.append(("gate", "", ""))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "answers_of", told)
+        yield
+
+
 def one_trial(folder: Path, fake: FakeCoreMl, **engine: Any) -> Trial:
     """As it was read back from the store."""
     model = {"source": BUNDLED, "dtype": "float16"}
     own = {key: value for key, value in {**ANE, **engine}.items() if value is not None}
-    with fake.installed():
+    with fake.installed(), telling_the_gate(fake):
         (found,) = trials(folder, model=model, engine=[own], workload=[LENGTHS], protocol=COLD)
     return found
 
@@ -78,6 +100,10 @@ def one_trial(folder: Path, fake: FakeCoreMl, **engine: Any) -> Trial:
 def in_the_window(fake: FakeCoreMl) -> list[tuple[str, str]]:
     """Package and function of each prediction after all loads; each load predicts once itself."""
     kinds = [what for what, *_ in fake.events]
+    if "gate" in kinds:
+        first, last = (i for i, kind in enumerate(kinds) if kind == "gate")
+        assert set(kinds[first + 1 : last]) == {"predict"}
+        del kinds[first : last + 1], fake.events[first : last + 1]
     n_loading = 2 * kinds.count("load")
     assert kinds[:n_loading] == ["load", "predict"] * kinds.count("load"), "a graph is loaded, and predicts once"
     return [(package, function) for what, package, function in fake.events[n_loading:] if what == "predict"]

@@ -87,7 +87,9 @@ class CoremlEngine:
         self._own.show_log_probabilities(request, listener)
 
     def reset(self) -> None:
+        """What ran before is in no count, and its placement is not asked for."""
         self._own.reset()
+        self._model.ran, self._model.not_placed = Ran(), Counter()
 
     def take_counters(self) -> EngineCounters | None:
         return self._own.take_counters()
