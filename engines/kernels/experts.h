@@ -72,19 +72,19 @@ inline void narrow_experts(const Experts& e, int n_threads) {
     for (int64_t call = begin / width; call * width < end; call++) {
       if (!e.is_made(call)) continue;
       const int64_t start = call * width;
-      in_streams(std::max(begin, start) - start, std::min(end - start, width), [&](int64_t i, int64_t step, int n) {
-        in_pieces(e, call, [&](int64_t first, int rows) {
-          const float* x = input + first * up_stride;
-          float gates[kStreams * kMaxTokens] = {}, ups[kStreams * kMaxTokens] = {};
-          dot(e.gate(call), i, step, n, rows, x, gates);
-          dot(e.up(call), i, step, n, rows, x, ups);
-          for (int k = 0; k < n; k++)
-            for (int r = 0; r < rows; r++) {
-              const float gate = gates[k * rows + r];
-              inner_RI[(first + r) * width + i + k * step] = gate / (1 + std::exp(-gate)) * ups[k * rows + r];
-            }
+      // All gate rows of a chunk and then all up rows: four places are read at a time and not eight.
+      const auto each_product = [&](const Matrix& m, const auto& take) {
+        in_streams(std::max(begin, start) - start, std::min(end - start, width), [&](int64_t i, int64_t step, int n) {
+          in_pieces(e, call, [&](int64_t first, int rows) {
+            float results[kStreams * kMaxTokens] = {};
+            dot(m, i, step, n, rows, input + first * up_stride, results);
+            for (int k = 0; k < n; k++)
+              for (int r = 0; r < rows; r++) take(inner_RI[(first + r) * width + i + k * step], results[k * rows + r]);
+          });
         });
-      });
+      };
+      each_product(e.gate(call), [](float& to, float gate) { to = gate / (1 + std::exp(-gate)); });
+      each_product(e.up(call), [](float& to, float up) { to *= up; });
     }
   });
   const Timed timed_down(kDown);
