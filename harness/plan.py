@@ -172,7 +172,7 @@ def draft_plan(
     folder: Path = Path(),
 ) -> Draft:
     """Never raises. earlier: problems found before. folder: where paths of hardware sheets start."""
-    raw, unresolved, notes, tuned_for = resolved(raw)
+    raw, unresolved, notes, tuned_for = resolved(raw, folder)
     sifted = sift(raw)
     entries, problems = sweep.expand(sifted.raw, max_cells)
     too_many = any(problem.startswith(sweep.TOO_MANY) for problem in problems)

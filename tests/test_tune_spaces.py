@@ -122,6 +122,10 @@ def test_a_sheet_in_the_plans_folder_is_found_by_the_check_and_by_a_check_from_e
     assert found.code == 0, found.stderr
     user = {**tomllib.loads(SHEETED), "engine": "tuned:priced"}
     assert draft_plan(user, None, folder=home).problems == ()
+    # Another figure on the sheet may make another candidate the best.
+    (home / "mine.toml").write_text((home / "mine.toml").read_text() + "\n# changed\n")
+    (problem,) = draft_plan(user, None, folder=home).problems
+    assert "the tuned profile priced does not hold here (sheet, SHA-256 " in problem
 
 
 def test_a_large_space_is_searched_by_optuna_and_nothing_is_claimed_of_what_was_not_raced(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from harness.tuning.profile import (
     TunedProfile,
     TunedProfileError,
     digest_of_model,
+    digest_of_sheet,
     find_profile,
     fingerprint,
     kept_path,
@@ -182,7 +183,9 @@ def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> 
     environment = session.run_parts.environment(session.plan.cells[0])
     mark = engine_mark(tuned, session.base["model"])
     digest = digest_of_model(source, session.say)
-    marked = fingerprint(device.name, host_environment(), environment, source, digest, mark)
+    marked = fingerprint(
+        device.name, host_environment(), environment, source, digest, mark, digest_of_sheet(raw["device"][0])
+    )
     if device.name != HOST and not device.is_phone:
         marked = marked.model_copy(update={"os": None, "kernels_sha256": None})  # a sheet has neither
     return TunedProfile(

@@ -18,10 +18,12 @@ from urllib.parse import quote
 
 from pydantic import Field, ValidationError
 
+from harness.device_specs import MODEL_PREFIX
 from harness.plan_values import MAX_NAME
 from harness.state import state_folder
 from harness.tuning.engine_marks import EngineMark
 from results.environments import Environment
+from results.file_state import sha256_of_file
 from results.printable import printable
 from results.records import Method, Phase, Record
 from results.report.files import replace_text
@@ -34,6 +36,7 @@ FILE_NAME = "tuned.json"
 WORDS = {
     "model_sha256": "model files, SHA-256",
     "kernels_sha256": "kernels, SHA-256",
+    "sheet_sha256": "sheet, SHA-256",
     "program_sha256": "program, its version and files, SHA-256",
 }
 """What a digest is of, in a sentence that says that it changed."""
@@ -69,6 +72,8 @@ class Fingerprint(Record):
     """Of another engine's version, program, libraries and model file. None: ours, or it could not be read."""
     program_version: str | None = Field(None, exclude_if=lambda told: told is None)
     """As another engine says it itself; some programs say none. Left out of the file, as in profiles of before."""
+    sheet_sha256: str | None = Field(None, exclude_if=lambda told: told is None)
+    """Of the sheet that prices or meters, which decides what costs least. None: there is none, or it cannot be read."""
 
 
 class CandidateEvidence(Record):
@@ -240,6 +245,7 @@ def fingerprint(
     model: str,
     model_sha256: str | None,
     engine: EngineMark,
+    sheet_sha256: str | None,
 ) -> Fingerprint:
     """software: where joulebench runs. own: of the device; None: it was not looked at."""
     return Fingerprint(
@@ -257,6 +263,7 @@ def fingerprint(
         weights=engine.weights,
         program_sha256=engine.program_sha256,
         program_version=engine.program_version,
+        sheet_sha256=sheet_sha256,
     )
 
 
@@ -274,6 +281,24 @@ def digest_of_model(source: str, told: Callable[[str], None]) -> str | None:
         return None
     rows = sorted(f"{path.name} {digest}" for path, digest in digests.items())
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def digest_of_sheet(device: dict[str, Any]) -> str | None:
+    """Of the sheet of a plan's device, its own or that of its modelled meter; None where there is none to be read."""
+    from devices.meters.modelled import watts_sheet_path
+    from devices.models.sheet import sheet_path
+
+    name, sheet = device.get("name"), device.get("sheet")
+    try:
+        if isinstance(sheet, str):
+            return sha256_of_file(Path(sheet))
+        if isinstance(name, str) and name.startswith(MODEL_PREFIX):
+            return sha256_of_file(sheet_path(name.removeprefix(MODEL_PREFIX)))
+        if isinstance(watts := device.get("watts_sheet"), str):
+            return sha256_of_file(watts_sheet_path(watts))
+    except OSError:
+        return None
+    return None
 
 
 def _seal(profile: TunedProfile) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.device_specs import ANDROID_PREFIX, IOS_PREFIX, named_after_its_sheet
+from harness.device_specs import ANDROID_PREFIX, IOS_PREFIX, named_after_its_sheet, with_sheet_path
 from harness.plan_values import shown
 from harness.tuning.engine_marks import engine_mark, on_any_cores
 from harness.tuning.profile import (
@@ -18,6 +19,7 @@ from harness.tuning.profile import (
     TunedProfile,
     TunedProfileError,
     digest_of_model,
+    digest_of_sheet,
     doubts,
     find_profile,
     fingerprint,
@@ -58,13 +60,16 @@ def names_profiles(raw: dict[str, Any]) -> bool:
     return any(is_tuned(value) for _, value in _places(raw))
 
 
-def resolved(raw: dict[str, Any]) -> Resolved:
-    """Never raises. What cannot be resolved is a problem, and left out of the plan."""
+def resolved(raw: dict[str, Any], folder: Path) -> Resolved:
+    """Never raises. What cannot be resolved is a problem, and left out of the plan. folder: where paths of hardware
+    sheets start."""
     if not names_profiles(raw):
         return Resolved(raw, [], [])
     engines = raw["engine"]
     engines = [engines] if is_tuned(engines) else [dict(one) if isinstance(one, dict) else one for one in engines]
-    plan = {**raw, "engine": engines}
+    devices = raw.get("device")
+    at_home = [with_sheet_path(one, folder) for one in devices] if isinstance(devices, list) else devices
+    plan, seen = {**raw, "engine": engines}, {**raw, "device": at_home}
     problems: list[str] = []
     notes: list[str] = []
     taken: dict[str, TunedFor] = {}
@@ -73,14 +78,14 @@ def resolved(raw: dict[str, Any]) -> Resolved:
         path = f"engine[{i}]"
         try:
             if is_tuned(engine):
-                profile = _profile(engine, plan, None)
+                profile = _profile(engine, seen, None)
                 # Beside the arm that it was tuned from it goes by its own name.
                 beside = {"name": profile.name} if profile.engine.get("name") in names else {}
                 engines[i] = {**profile.engine, **beside}
                 names.add(engines[i].get("name"))
             elif isinstance(engine, dict) and is_tuned(engine.get("cores")):
                 path = f"{path}.cores"
-                profile = _profile(engine["cores"], plan, engine)
+                profile = _profile(engine["cores"], seen, engine)
                 engine.pop("cores")
                 engine |= _core_keys(profile, engine)
             else:
@@ -203,7 +208,8 @@ def fingerprint_of_plan(plan: dict[str, Any], engine: dict[str, Any]) -> Fingerp
     environment = here.model_copy(update={"build": build()}) if names[0] == HOST else None
     assert isinstance(model, dict)
     digest = digest_of_model(source, log.info)
-    return fingerprint(names[0], here, environment, source, digest, engine_mark(engine, model))
+    sheet = digest_of_sheet(own[0])
+    return fingerprint(names[0], here, environment, source, digest, engine_mark(engine, model), sheet)
 
 
 def is_phone(device: str) -> bool:
