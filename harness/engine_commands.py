@@ -32,22 +32,30 @@ def engines_doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show engines that a plan may name with `runs`: here or missing, version, abilities. Nothing is started."""
+    """Show engines that a plan may name with `runs`: here or missing, version, abilities. Nothing is started.
+
+    Ends with 4 where the phone of --device is not there or not ready.
+    """
     from harness.device_specs import DEVICE_KINDS
     from harness.schema import DEVICE
-    from harness.terminal import EXIT_BAD_PLAN, fail
+    from harness.terminal import EXIT_BAD_PLAN, EXIT_DEVICE_NOT_READY, fail
 
     kind = DEVICE.read({"name": device}).tag
     if kind not in {own.tag for own in DEVICE_KINDS} or kind == "model" or (kind == "host" and device != "host"):
         fail(f"--device {device}: engines go onto host, adb:SERIAL or ios:UDID; a sheet runs none", EXIT_BAD_PLAN)
     refuse_no_environments(kind, environments or ())
-    if kind != "host":
-        typer.echo(printable(phone_words(device, kind)), err=True)
+    is_ready = kind == "host" or _told_phone(device, kind)
     rows = engine_rows(kind, environments or ())
     title = f"Engines that are not ours, on {device}"
     if as_json:
         print_rows(rows, True, title)
-        return
+    else:
+        _print(rows, kind, title)
+    if not is_ready:
+        raise typer.Exit(EXIT_DEVICE_NOT_READY)
+
+
+def _print(rows: list[dict[str, Any]], kind: str, title: str) -> None:
     print_rows([_short(row) for row in rows], False, title)
     lines = [f"{row['runs']}: {row['what']}" for row in rows]
     if kind == "host":
@@ -89,19 +97,19 @@ def refuse_no_environments(kind: str, environments: Sequence[Path]) -> None:
         fail(f"--environment: no virtual environment (no bin/python in it): {', '.join(none)}", EXIT_BAD_PLAN)
 
 
-def phone_words(device: str, kind: str) -> str:
+def _told_phone(device: str, kind: str) -> bool:
     """Whether a plan could use this phone now."""
-    if kind == "ios":
-        from devices.ios.survey import whether_ready
-
-        return whether_ready(device)
     from devices.android.server import find_phone
     from devices.base import DeviceError
+    from devices.ios.survey import ready_for_apps
 
     try:
-        return f"{device}: attached and ready ({find_phone(device).serial})"
+        phone = ready_for_apps(device) if kind == "ios" else find_phone(device).serial
     except DeviceError as error:
-        return f"{device}: not there or not ready: {error}"
+        typer.echo(printable(f"{device}: not there or not ready: {error}"), err=True)
+        return False
+    typer.echo(printable(f"{device}: there and ready ({phone})"), err=True)
+    return True
 
 
 NOT_LOOKED_FOR = {

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.ios.phone import Phone
-from devices.ios.survey import attached_phones, whether_ready
+from devices.ios.survey import attached_phones, ready_for_apps
 from devices.ios.tunneld import TunneldAddress
 from harness.commands import app
+from harness.terminal import EXIT_DEVICE_NOT_READY
 from tests.fakes.ios_phone import UDID, FakeIphone, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 from tests.fakes.ios_usbmuxd import FakeUsbmuxd
@@ -203,15 +204,17 @@ def test_without_the_library_its_install_command_is_said(monkeypatch: pytest.Mon
 def test_the_doctor_of_engines_says_whether_an_app_could_be_started(
     fake: FakeIphone, tunneld: FakeTunneld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = f"ios:: there and ready ({UDID}, iPhone17,1, iPhone OS 18.5 (22F76))"
-    assert whether_ready("ios:", tunneld.address) == there
+    monkeypatch.setattr("devices.ios.survey.TUNNELD", tunneld.address)
+    done = CliRunner().invoke(app, ["engines", "doctor", "--device", "ios:"])
+    assert done.exit_code == 0
+    assert done.stderr == f"ios:: there and ready ({UDID}, iPhone17,1, iPhone OS 18.5 (22F76))\n"
     fake.developer_mode = False
-    told = whether_ready(f"ios:{UDID}", tunneld.address)
-    assert told.startswith(f"ios:{UDID}: there, and no app can be started on it: ")
-    assert "Developer Mode is off; turn it on in Settings" in told
+    why = "no app can be started on it: .*Developer Mode is off; turn it on in Settings"
+    with pytest.raises(DeviceError, match=why):
+        ready_for_apps(f"ios:{UDID}", tunneld.address)
     monkeypatch.setattr("devices.ios.survey.TUNNELD", NOBODY)
     done = CliRunner().invoke(app, ["engines", "doctor", "--device", "ios:00008110-000E"])
-    assert done.exit_code == 0
+    assert done.exit_code == EXIT_DEVICE_NOT_READY
     assert "mnn-app" in done.stdout
     assert done.stderr.startswith("ios:00008110-000E: not there or not ready: ")
 

@@ -38,22 +38,20 @@ def attached_phones(tunneld: TunneldAddress = TUNNELD) -> list[AttachedMeter]:
     return [row for udid in reachable.udids for row in _survey(DEVICE_PREFIX + udid, tunneld)]
 
 
-def whether_ready(name: str, tunneld: TunneldAddress | None = None) -> str:
-    """Whether an app could be started on the phone that a plan names, in words. Opens a tunnel to it; nothing is
-    raised."""
+def ready_for_apps(name: str, tunneld: TunneldAddress | None = None) -> str:
+    """What the phone that a plan names is, through a tunnel to it. Raises `DeviceError` where no app could be started
+    on it."""
+    require_library()
+    phone = Phone(name, tunneld or TUNNELD)
     try:
-        require_library()
-        phone = Phone(name, tunneld or TUNNELD)
-        try:
-            with library_errors(name, "its survey"):
-                facts = phone.facts()
-                what = f"{facts.udid}, {facts.model}, {facts.os}"
-                lacks = phone.why_no_instruments()
-        finally:
-            phone.close()
-    except DeviceError as error:
-        return f"{name}: not there or not ready: {error}"
-    return f"{name}: there, and no app can be started on it: {lacks}" if lacks else f"{name}: there and ready ({what})"
+        with library_errors(name, "its survey"):
+            facts = phone.facts()
+            lacks = phone.why_no_instruments()
+    finally:
+        phone.close()
+    if lacks:
+        raise DeviceError(f"no app can be started on it: {lacks}")
+    return f"{facts.udid}, {facts.model}, {facts.os}"
 
 
 def _survey(name: str, tunneld: TunneldAddress) -> Iterator[AttachedMeter]:
