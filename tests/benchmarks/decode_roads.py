@@ -220,7 +220,8 @@ def row(
     own, base = ([pair[i] for pair in rates] for i in (0, 1))
     counters, told = engine.take_counters(), ""
     if counters.misses is not None:
-        told = f", {100 * counters.misses / (counters.misses + (counters.hits or 0)):.2g} % of experts missed"
+        missed = counters.misses / (counters.misses + (counters.hits or 0))
+        told = f", {100 * missed:.0f} % of experts missed"
     found = measured(
         name,
         statistics.median(own),
