@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from devices.base import Clock, Device, DeviceError, Meter
 from devices.clock import MonotonicClock
@@ -68,6 +67,9 @@ from results.environments import Environment
 from results.records import NO_MODEL, Request, Sample
 from workloads import files_read, kept
 from workloads.base import ComparesDistributions, Workload
+
+if TYPE_CHECKING:
+    import torch
 
 DATA_FOLDER_VARIABLE = "JOULEBENCH_DATA"
 WaitListener = Callable[[str, str, float], None]
@@ -385,6 +387,8 @@ def _engine_key(plan: CellPlan) -> tuple[object, ...]:
 
 def torch_dtype(name: str) -> torch.dtype:
     """Of a plan's model."""
+    import torch  # after `engines`, which lets its threads sleep
+
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
     return found

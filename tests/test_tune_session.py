@@ -242,7 +242,7 @@ def test_a_profile_that_its_check_refutes_is_refused_and_an_uncertain_one_is_not
     for verdict in ("does not hold", "not certain"):
         check = profile.check.model_copy(update={"verdict": verdict, "words": f"It {verdict}."})
         write_profile(profile.model_copy(update={"check": check, "name": "shaky"}), state / "tuned" / "shaky.json")
-        found = resolved(raw_plan(engine=[DROPLESS | {"cores": "tuned:shaky"}]))
+        found = resolved(raw_plan(engine=[DROPLESS | {"cores": "tuned:shaky"}]), Path())
         if verdict == "not certain":
             assert not found.problems
             assert "not certain: its check is not certain" in found.notes[0]
