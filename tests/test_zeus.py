@@ -33,13 +33,14 @@ def test_without_any_device_there_is_no_meter_never_0_joules(nvml: FakeNvml) -> 
 
 def test_nvidia_counter_is_the_one_that_nvml_reads(nvml: FakeNvml) -> None:
     state = {"gpus": 2, "watts": 150, "tick_ms": 100}
-    by_zeus = nvml.run(WINDOW, **state)
-    by_nvml = nvml.run(window_code("devices.meters.nvml.NvmlMeter"), **state)
-    assert watts(by_zeus) == pytest.approx({"total": 450.0, "gpu0": 150.0, "gpu1": 300.0}, rel=0.02)
-    assert watts(by_zeus)["total"] == pytest.approx(watts(by_nvml)["total"], rel=0.02)
-    # One hardware, one gain error.
-    ours, theirs = (a["readings"]["total"] for a in (by_nvml, by_zeus))
-    assert theirs["uncertainty_j"] == pytest.approx(ours["uncertainty_j"], rel=0.1)
+    by_zeus = [nvml.run(WINDOW, **state) for _ in range(3)]
+    by_nvml = [nvml.run(window_code("devices.meters.nvml.NvmlMeter"), **state) for _ in range(3)]
+    for ours, theirs in zip(by_nvml, by_zeus, strict=True):
+        assert watts(theirs) == pytest.approx({"total": 450.0, "gpu0": 150.0, "gpu1": 300.0}, rel=0.02)
+        assert watts(theirs)["total"] == pytest.approx(watts(ours)["total"], rel=0.02)
+    # One hardware, one gain error. What a busy machine reads late at a window's edge only adds to it.
+    least = [min(a["readings"]["total"]["uncertainty_j"] for a in answers) for answers in (by_nvml, by_zeus)]
+    assert least[1] == pytest.approx(least[0], rel=0.1)
 
 
 def test_nvidia_gpu_that_is_lost_is_a_transient_error(nvml: FakeNvml) -> None:
