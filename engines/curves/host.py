@@ -64,8 +64,10 @@ THIN = MadeSizes(128, 64, 8, 2, 24, 2, 1)
 """Many layers of next to no work: whole requests of it tell what a layer takes from what its products take, and its
 experts alone what a call from Python takes. The layers of the others read about as many bytes each, so that a call and
 the bytes that it reads grow alike."""
-WHOLE = Grid(SIZES, (16, 32, 64, 256, 1024), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 7)
-QUICK = Grid(SIZES[1:4], (16, 32, 64, 512), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
+WHOLE = Grid(
+    SIZES, (16, 32, 64, 128, 256, 1024), (0, 512, 1536), (1, 2, 4, 8), ((96, 32), (256, 128), (512, 512)), 9, 7
+)
+QUICK = Grid(SIZES[1:4], (16, 64, 128, 512), (0, 512), (1, 2, 4, 8), ((96, 32), (256, 256)), 6, 3)
 
 
 @dataclass(frozen=True)
