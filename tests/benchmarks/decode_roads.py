@@ -245,15 +245,16 @@ def lost(found: Sequence[Measurement], arms: Sequence[str]) -> str:
     assert set(first) == set(arms)
     rows = [(m.ratio, m.target / m.peer) for m in first.values() if m.ratio and m.target and m.peer]
     assert len(rows) == len(arms)
-    losses = sorted(100 * (1 - ratio) for ratio, _ in rows)
+    most = max(100 * (1 - ratio) for ratio, _ in rows)
     n_missed = sum(ratio < target for ratio, target in rows)
-    told = f"{losses[0]:.1f}" + (f" to {losses[-1]:.1f}" if len(losses) > 1 else "")
+    told = f"at most {most:.1f} %" if len(rows) > 1 else f"{most:.1f} %"
+    told = told if most > 0 else "nothing"
     missed = (
         f"{n_missed} of {len(rows)} rows miss the target"
         if len(rows) > 1
         else f"target {'missed' if n_missed else 'met'}"
     )
-    return f"{told} % ({missed})"
+    return f"{told} ({missed})"
 
 
 def remarks(found: Sequence[Measurement]) -> str:
