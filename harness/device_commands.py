@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+    from harness.device_building import WaitListener
     from harness.device_specs import DeviceSpec
-    from harness.run_parts import WaitListener
     from results.self_tests import SelfTest
 
 DeviceName = Annotated[
@@ -121,9 +121,9 @@ def record(
 
     from devices.base import DeviceError
     from devices.clock import MonotonicClock
+    from harness.device_building import build_device
     from harness.host_lock import host_lock
     from harness.recording import record, target_problem, write_recording
-    from harness.run_parts import build_device
     from harness.schema import TrialProtocol
 
     if path.suffix != ".parquet":

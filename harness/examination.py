@@ -9,11 +9,11 @@ from devices.base import Device, DeviceError
 from devices.clock import MonotonicClock
 from devices.device_lock import DeviceBusyError
 from devices.host import Host
+from harness.device_building import WaitListener, build_device
 from harness.device_specs import DeviceSpec
 from harness.doctor import Load, examine, not_ready
 from harness.inventory import probed_meters
 from harness.loads import busy_loops, matrix_products, no_load
-from harness.run_parts import WaitListener, build_device
 from harness.schema import TrialProtocol
 from results.self_tests import SelfTest
 

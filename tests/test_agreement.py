@@ -12,10 +12,10 @@ from rich.console import Console
 
 from devices.meters.same_counter import shared_counter
 from harness.catalog import METERS
+from harness.device_building import build_device
 from harness.device_specs import HostSpec
 from harness.plan import build_plan
 from harness.progress import PlainProgress
-from harness.run_parts import build_device
 from harness.runner import Runner, open_run
 from harness.schema import TrialProtocol
 from harness.session import run_trial

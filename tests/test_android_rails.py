@@ -21,9 +21,9 @@ from devices.android.shell import Phone
 from devices.android.survey import attached_phones
 from devices.base import Device, DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.clock import MonotonicClock
+from harness.device_building import build_device, log_waiting
 from harness.device_specs import AndroidSpec
 from harness.plan import device_problems
-from harness.run_parts import build_device, log_waiting
 from harness.schema import TrialProtocol
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.perfetto import FakePerfetto

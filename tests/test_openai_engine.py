@@ -24,10 +24,11 @@ from engines.external.openai_host import Whereabouts, whereabouts
 from engines.external.openai_link import ServerLink
 from engines.reference import ReferenceEngine
 from engines.serving.http import LocalServer
+from harness.device_building import seen_device
 from harness.external.openai import OpenAISpec
 from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
-from harness.run_parts import RunParts, seen_device
+from harness.run_parts import RunParts
 from results.cells import CACHE_NOT_KNOWN
 from results.records import Request
 from results.store import Store
