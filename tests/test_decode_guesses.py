@@ -125,21 +125,26 @@ def test_a_router_guesses_in_the_step_what_it_guesses_in_python_bit_for_bit(
     assert sum(cosines.tokens for cosines in found.likeness.values()) == n_guesses
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["bundled", "qwen3-moe-some-dense"])
-@pytest.mark.parametrize(("name", "changes"), ESTIMATORS)
-def test_an_estimator_guesses_in_the_step_what_torch_computes(
-    name: str, changes: dict[str, str], kind: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    """Sums in another order."""
-    model, sizes = made(kind, tmp_path, dtype)
-    technique = technique_of(name, changes, model, sizes)
+def alike_but_for_order(model: Transformer, technique: Technique) -> tuple[Decoded, Decoded]:
+    """In one call of the kernels, and planned first by torch, whose sums are in another order."""
     found, expected = Decoded(model, technique), Decoded(model, technique, plans_first=True)
     assert (found.are_fused, expected.are_fused) == ({True}, {False})
     torch.testing.assert_close(found.hidden_TH, expected.hidden_TH, atol=2e-5, rtol=2e-5)
     assert found.decisions() == expected.decisions()
     for mine, theirs in zip(found.weights(), expected.weights(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    return found, expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["bundled", "qwen3-moe-some-dense"])
+@pytest.mark.parametrize(("name", "changes"), ESTIMATORS)
+def test_an_estimator_guesses_in_the_step_what_torch_computes(
+    name: str, changes: dict[str, str], kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, sizes = made(kind, tmp_path, dtype)
+    technique = technique_of(name, changes, model, sizes)
+    found, expected = alike_but_for_order(model, technique)
     assert found.likeness.keys() == expected.likeness.keys()
     for layer, cosines in found.likeness.items():
         assert cosines.tokens == expected.likeness[layer].tokens
@@ -159,12 +164,7 @@ def test_an_estimator_of_any_width_is_computed_at_16_bits_where_these_hold_it(
     (estimator,) = {rule.estimator for rule in rules.of_layer.values()}
     assert estimator is not None
     assert all(torch.equal(matrix.half().float(), matrix) for matrix in estimator.matrices) == is_rounded
-    found, expected = Decoded(model, technique), Decoded(model, technique, plans_first=True)
-    assert (found.are_fused, expected.are_fused) == ({True}, {False})
-    torch.testing.assert_close(found.hidden_TH, expected.hidden_TH, atol=2e-5, rtol=2e-5)
-    assert found.decisions() == expected.decisions()
-    for mine, theirs in zip(found.weights(), expected.weights(), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    alike_but_for_order(model, technique)
 
 
 @pytest.mark.parametrize("name", ["router-pf", "prefetch-hint", "est-pf"])
