@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.interrupts import raise_in_command
+from harness.outcome import tell_outcome
 from harness.run_commands import (
     AllowCode,
     MaxCells,
@@ -19,7 +20,6 @@ from harness.run_commands import (
     prepared,
     refuse_no_path,
     show_run,
-    tell_outcome,
 )
 from harness.sweep import MAX_CELLS
 from harness.terminal import (

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.interrupts import raise_in_command
+from harness.outcome import tell_outcome
 from harness.sweep import MAX_CELLS
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_DEVICE_NOT_READY,
     EXIT_NONE_USABLE,
     EXIT_NOT_WRITTEN,
-    EXIT_SOME_FAILED,
     AsJson,
     console_of,
     end_interrupted,
@@ -40,23 +40,6 @@ if TYPE_CHECKING:
     from harness.run_parts import RunParts
     from harness.runner import RunOutcome
 
-REMEDY = "report.html says what disturbed them; put that right, and run the plan again with another --out"
-CONTENDED_REMEDY = (
-    "{took_more}: end them, or raise that key and accept that they disturb times and joules; then run the plan again"
-    " with another --out"
-)
-PLACED_REMEDY = (
-    "placement.csv says where Core ML put each graph, and `joulebench coreml lint` which operations the Neural Engine"
-    " does not take; mend these, convert again, and run the plan with another --out"
-)
-PLACEMENT_REMEDY = (
-    "placement.csv says why Core ML did not tell where the experts lie; a joule of the Neural Engine counts only where"
-    " it does"
-)
-INTERPRETED_REMEDY = (
-    "the interpreter's answers count where they are scored, and its times say nothing of a Mac; for these run the plan"
-    ' on a Mac with predictor = "macos"'
-)
 DEVICES_NOT_LOOKED_AT = "not looked at: devices and meters; `joulebench doctor` tests them"
 STDERR = 2
 MAX_PROBLEMS = 100
@@ -119,40 +102,6 @@ def run(
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, kept_in(directory))
     tell_outcome(outcome, plan.protocol.max_foreign_cpu_share)
-
-
-def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
-    """Ends the command where trials failed, or none can be used."""
-    if outcome.n_ok and outcome.n_marked == outcome.n_ok:
-        remedy = _remedy(outcome.marks, max_foreign_cpu_share)
-        fail(
-            f"no trial can be used: {outcome.n_marked} of {outcome.n_ok + outcome.n_failed} are marked"
-            f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a time or a joule; {remedy}",
-            EXIT_NONE_USABLE,
-        )
-    if outcome.n_failed:
-        fail(
-            f"{outcome.n_failed} of {outcome.n_ok + outcome.n_failed} trials failed; their reasons are in report.html"
-            " and trials.csv",
-            EXIT_SOME_FAILED,
-        )
-
-
-def _remedy(marks: tuple[str, ...], max_foreign_cpu_share: float) -> str:
-    """What to do where every trial has one of these marks."""
-    from harness.runner import took_more
-    from results.cells import CONTENDED, INTERPRETED
-    from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
-
-    if len(marks) > 1:
-        return REMEDY
-    remedies = {
-        CONTENDED: CONTENDED_REMEDY.format(took_more=took_more(max_foreign_cpu_share)),
-        EXPERTS_NOT_ON_ANE: PLACED_REMEDY,
-        PLACEMENT_NOT_TOLD: PLACEMENT_REMEDY,
-        INTERPRETED: INTERPRETED_REMEDY,
-    }
-    return remedies.get(marks[0], REMEDY)
 
 
 def _launch() -> Launch | None:

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from harness.commands import app
-from harness.run_commands import tell_outcome
+from harness.outcome import tell_outcome
 from harness.runner import RunOutcome
 from results.cells import INTERPRETED
 from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
