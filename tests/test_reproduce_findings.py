@@ -8,7 +8,18 @@ import pytest
 
 from harness.reproduce.findings import AS_ROUNDED, Finding, Judged, Ours, compared, judged, percent, ratios, verdict_of
 from harness.reproduce.ledger import Claim, Class, Declared, Ledger, ledger
-from harness.reproduce.outcome import ClassChange, Reproduced, aims, as_declared, class_changes, counts, reproduce, ways
+from harness.reproduce.outcome import (
+    ClassChange,
+    PredictionChange,
+    Reproduced,
+    aims,
+    as_declared,
+    class_changes,
+    counts,
+    prediction_changes,
+    reproduce,
+    ways,
+)
 from harness.reproduce.printed import Number, Span, parse_printed
 from harness.reproduce.rounding import meets, span_of
 from harness.reproduce.sources import SOURCES, Source
@@ -303,6 +314,25 @@ def test_a_class_that_was_changed_is_listed_and_the_aims_are_told_as_declared_to
     assert of_predicted(as_declared(done)) == "5 of 6, 83.3 %"
     changes = class_changes(done)
     assert changes == [ClassChange(("009-005", "009-006"), "predicted 0.15", "consistent", "it is fitted on")]
+
+
+def test_a_prediction_that_was_changed_is_counted_both_ways() -> None:
+    """Two of three are within now, one was first; what came first has the reason of the change as its explanation."""
+    rows = [claim("predicted", "100", id_=f"009-{n:03}") for n in range(1, 4)]
+    found = [Finding(one.id, 100.0 if one.id != "009-003" else 300.0, "priced", explanation="far") for one in rows]
+    found += [
+        Finding("009-001", 200.0, "shape", replaced="it waits"),
+        Finding("009-002", 101.0, "shape", replaced="it waits"),
+    ]
+    found += [Finding("009-003", 100.0, "plan", note="only another way")]
+    book = book_of(*rows)
+    done = [Reproduced(SOURCES[0], tuple(judged(book, found, list(book.claims))), ())]
+    assert prediction_changes(done) == [PredictionChange(("009-001", "009-002"), "it waits", 1, 2)]
+    first = as_declared(done)[0].rows
+    assert [row.verdict.has_held for row in first] == [False, True, False]
+    assert [row.is_explained for row in first] == [True, False, True]
+    told = {aim.words: aim.told for aim in aims(as_declared(done))}
+    assert told["80% of the predicted rows are within their tolerance"] == "1 of 3, 33.3 %; 3 would be enough"
 
 
 # --- rounding of what a figure follows from --------------------------------------------------------------------------

@@ -163,22 +163,21 @@ class DecodeModel:
         return self.static_power + self.power_per_load * load
 
     def _demand(self, selection: Selection) -> float:
-        return demand(self.clusters, selection if self.binds_threads else _by_cluster(self.clusters, selection[0]))
+        return demand(self.clusters, selection if self.binds_threads else biggest_first(self.clusters, selection[0]))
 
 
 def demand(clusters: Sequence[CoreCluster], selection: Selection) -> float:
     """In cores of the biggest cluster. Where no clock is known, cores of one kind count alike."""
     biggest = clusters[0].max_frequency_ghz or 1.0
-    return sum(
-        n
-        * (SCALES["efficiency"] if cluster.kind == "efficiency" else 1.0)
-        * (cluster.max_frequency_ghz or 1.0)
-        / biggest
-        for cluster, n in zip(clusters, selection, strict=True)
-    )
+    return sum(n * core_speed(cluster) / biggest for cluster, n in zip(clusters, selection, strict=True))
 
 
-def _by_cluster(clusters: Sequence[CoreCluster], threads: int) -> Selection:
+def core_speed(cluster: CoreCluster) -> float:
+    """Of one of its cores, in an unknown unit: its highest clock, and a share of that for an efficiency core."""
+    return (SCALES["efficiency"] if cluster.kind == "efficiency" else 1.0) * (cluster.max_frequency_ghz or 1.0)
+
+
+def biggest_first(clusters: Sequence[CoreCluster], threads: int) -> Selection:
     """Threads on the biggest cores first."""
     taken: list[int] = []
     for cluster in clusters:

@@ -55,6 +55,7 @@ class Finding:
     figure that is not as the source's, why; a row that holds has none. theirs: what the source's text amounts to as a
     number, where the claim is a text such as a formula; of no other claim. rounding: of a figure that follows from
     printed ones, least and most that it may be as these are rounded (`rounding.span_of`); one for each of our figures.
+    replaced: of a figure that was computed before its row was known and counts no longer, why another one does.
 
     >>> Finding("004-020", (5.0, 3.0), "plan", note="weight loads without skipping, and with")
     """
@@ -67,6 +68,7 @@ class Finding:
     missing: str = ""
     theirs: Number | None = None
     rounding: tuple[Span, ...] = ()
+    replaced: str = ""
 
     def __post_init__(self) -> None:
         if (self.ours is None) != bool(self.missing):

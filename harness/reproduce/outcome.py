@@ -112,11 +112,14 @@ def ways(done: Iterable[Reproduced]) -> list[Way]:
 
 
 def as_declared(done: Iterable[Reproduced]) -> list[Reproduced]:
-    """All rows judged by the class and tolerance that they had before their figures were known."""
+    """All rows by the figure, class and tolerance that they had before what is printed was known."""
     return [replace(one, rows=tuple(map(_as_declared, one.rows))) for one in done]
 
 
 def _as_declared(row: Judged) -> Judged:
+    for first, verdict in row.also:
+        if first.replaced:
+            row = replace(row, finding=replace(first, explanation=first.replaced), verdict=verdict)
     if row.claim.declared is None:
         return row
     claim = replace(row.claim, klass=row.claim.declared.klass, tolerance=row.claim.declared.tolerance)
@@ -143,6 +146,35 @@ def class_changes(done: Iterable[Reproduced]) -> list[ClassChange]:
             if row.claim.declared is not None:
                 found.setdefault((str(row.claim.declared), row.claim.klass, row.claim.changed), []).append(row.claim.id)
     return [ClassChange(tuple(claims), *told) for told, claims in found.items()]
+
+
+class PredictionChange(NamedTuple):
+    """Rows that are predicted in another way since their figures were known. first, now: rows within tolerance."""
+
+    claims: tuple[str, ...]
+    because: str
+    first: int
+    now: int
+
+
+def prediction_changes(done: Iterable[Reproduced]) -> list[PredictionChange]:
+    """Of predicted rows; one for each reason."""
+    found: dict[str, list[tuple[str, bool, bool]]] = {}
+    for one in done:
+        for row in one.rows:
+            for first, verdict in row.also:
+                if first.replaced and row.claim.klass == "predicted":
+                    held = (verdict.has_held is True, row.verdict.has_held is True)
+                    found.setdefault(first.replaced, []).append((row.claim.id, *held))
+    return [
+        PredictionChange(
+            tuple(id_ for id_, _, _ in rows),
+            because,
+            sum(before for _, before, _ in rows),
+            sum(now for _, _, now in rows),
+        )
+        for because, rows in found.items()
+    ]
 
 
 def aims(done: Sequence[Reproduced]) -> list[Aim]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from harness.reproduce.charts import flips_chart, ratio_chart, table_chart, theirs_of
 from harness.reproduce.findings import METHODS
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
-from harness.reproduce.outcome import Reproduced, aims, as_declared, class_changes, counts, ways
+from harness.reproduce.outcome import Reproduced, aims, as_declared, class_changes, counts, prediction_changes, ways
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sensitivity import Tested, constant_rows
 from harness.reproduce.sources import SOURCES, Source
@@ -71,6 +71,7 @@ def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
         "aims": aims(done),
         "aims_as_declared": aims(as_declared(done)),
         "class_changes": class_changes(done),
+        "prediction_changes": prediction_changes(done),
         "counts": [(_name(count.source), count) for count in counts(done)],
         "ways": [(_name(way.source), way) for way in ways(done)],
         "classes": [(klass, MEANINGS[klass]) for klass in CLASSES],

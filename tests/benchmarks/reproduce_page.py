@@ -11,7 +11,16 @@ from pathlib import Path
 
 from harness.reproduce.findings import METHODS, Judged
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger, ledger
-from harness.reproduce.outcome import Reproduced, aims, as_declared, class_changes, counts, reproduce, ways
+from harness.reproduce.outcome import (
+    Reproduced,
+    aims,
+    as_declared,
+    class_changes,
+    counts,
+    prediction_changes,
+    reproduce,
+    ways,
+)
 from harness.reproduce.sources import SOURCES
 from harness.reproduce.told import count_rows, found_text, ratio_text, verdict_text, why
 
@@ -38,6 +47,10 @@ def page(book: Ledger, done: Sequence[Reproduced]) -> str:
         changes=table(
             ("rows", "declared", "now", "because", "which"),
             [(len(one.claims), one.declared, one.now, one.because, _rows(one.claims)) for one in class_changes(done)],
+        ),
+        predictions=table(
+            ("rows", "within before", "within now", "because", "which"),
+            [(len(one.claims), one.first, one.now, one.because, _rows(one.claims)) for one in prediction_changes(done)],
         ),
         counts=table(list(counted[0]), [list(row.values()) for row in counted]),
         ways=table(("source", "how", "rows", "figures", "rows within"), [tuple(way) for way in ways(done)]),
@@ -105,7 +118,13 @@ Rows that are predicted in the same way are right or wrong together. So many row
 
 {changes}
 
-With the classes that were declared first:
+## Predictions that were changed after the figure was known
+
+{predictions}
+
+Nothing in them is fitted. What came first is still computed: it stands beside these rows on the pages of the sources.
+
+With the classes and predictions that came first:
 
 {aims_as_declared}
 

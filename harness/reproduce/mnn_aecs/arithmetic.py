@@ -11,10 +11,11 @@ from dataclasses import replace
 from engines.pricing.shapes import NAMED_SHAPES
 from harness.reproduce.findings import Finding
 from harness.reproduce.ledger import ledger
-from harness.reproduce.mnn_aecs.other_models import SHAPES, is_anchor, parameters
+from harness.reproduce.mnn_aecs import llama_cpp
+from harness.reproduce.mnn_aecs.other_models import SHAPES, cost_ratio, is_anchor, parameters
 from harness.reproduce.mnn_aecs.places import (
-    ANCHOR_MODEL,
     ANDROID,
+    ENGINES,
     MODELS,
     OTHERS,
     PHONES,
@@ -23,12 +24,11 @@ from harness.reproduce.mnn_aecs.places import (
     Quantity,
     anchor_model,
     cells,
+    cores_row,
 )
 from harness.reproduce.printed import Span
 from harness.reproduce.rounding import span_of
 
-TABLE_8_FIRST = 82
-TABLE_8_ENGINES = ("executorch", "llama.cpp", "MediaPipe", "mllm", "MNN", "MNN-AECS")
 BATTERY_ROWS = {"Xiaomi 15 Pro": ("002-011", "002-013"), "Mate 40 Pro": ("002-017", "002-019")}
 """mAh and J of Table 1, where Table 9 has the phone too."""
 IPHONE_BATTERY = ("002-023", "002-025")
@@ -216,24 +216,22 @@ def _table_5() -> Iterable[Finding]:
 
 def cores(engine: str, phone: str) -> float | None:
     """Table 8: cores or threads while decoding; None where the engine does not run there."""
-    n = TABLE_8_FIRST + 7 * TABLE_8_ENGINES.index(engine) + PHONES.index(phone)
-    claim = ledger().claims[f"002-{n:03d}"]
-    return None if claim.value == "-" else figure(f"{n:03d}")
+    claim = ledger().claims[cores_row(engine, phone)]
+    return None if claim.value == "-" else ledger().figure(claim.id)
 
 
 def _table_8() -> Iterable[Finding]:
-    first = TABLE_8_FIRST + 7 * TABLE_8_ENGINES.index("MNN-AECS")
-    for n, phone in enumerate(PHONES):
+    for phone in PHONES:
         printed = ledger().claims[TUNED[phone]].value
         yield _own(
-            f"{first + n:03d}",
+            cores_row("MNN-AECS", phone).removeprefix("002-"),
             float(sum(map(int, re.findall(r"(\d+)(?:\*| thread)", printed)))),
             "the cores of the source's own Table 7; what our search chooses stands in rows of that table, and in Table"
             " 8 drawn again",
         )
     reductions = [
         100.0 * (1.0 - tuned / other)
-        for engine in TABLE_8_ENGINES[:-1]
+        for engine in ENGINES[:-1]
         for phone in PHONES
         if (other := cores(engine, phone)) is not None and (tuned := cores("MNN-AECS", phone)) is not None
         if tuned < other
@@ -259,42 +257,16 @@ def _batteries() -> Iterable[Finding]:
         )
 
 
-SECOND_ANCHOR = "Llama3.2-1B"
-
-
-def _from_second_anchor() -> Iterable[Finding]:
-    """llama.cpp's 3B models from Llama3.2-1B: shown beside, and counted as nothing."""
-    for place, claim in cells().items():
-        is_3b = place.engine == "llama.cpp" and place.model.endswith("-3B") and place.quantity == "energy"
-        start = cell(place.phone, place.engine, SECOND_ANCHOR, "energy")
-        if is_3b and place.phone in ANDROID and start is not None:
-            ours = start * parameters(place.model) / parameters(SECOND_ANCHOR)
-            yield Finding(claim, ours, "shape", note=f"from {SECOND_ANCHOR} instead of {ANCHOR_MODEL}")
-
-
 def why_missed(place: Cell) -> str:
-    """Of a cell of Tables 9 and 10 whose prediction is more than 15 % off; empty of the others."""
+    """Of a cell of Tables 9 and 10 whose prediction is more than 15 % off."""
     phone, engine, model, quantity = place
-    if engine == "llama.cpp" and phone != "Xiaomi 15 Pro" and phone in ANDROID:
-        start, small = cell(phone, engine, ANCHOR_MODEL, "energy"), cell(phone, engine, SECOND_ANCHOR, "energy")
-        assert start is not None
-        assert small is not None
-        too_much = start / small / (parameters(ANCHOR_MODEL) / parameters(SECOND_ANCHOR)) - 1.0
-        told = (
-            f"llama.cpp's {ANCHOR_MODEL}, from which ours starts, costs {100 * too_much:.0f} % more than its"
-            f" {SECOND_ANCHOR} would by the ratio of parameters, on this phone as on three others"
-        )
-        if model == SECOND_ANCHOR:
-            return f"{told}; the source gives no reason"
-        stated = cell(phone, engine, model, "energy")
-        assert stated is not None
-        left = 100.0 * (small * parameters(model) / parameters(SECOND_ANCHOR) / stated - 1.0)
-        return f"{told}; from {SECOND_ANCHOR} this row is {round(left):+d} % off; the source gives no reason"
     if engine == "executorch" and quantity == "speed":
-        fast, slow = (cell(phone, engine, m, "speed") for m in (SECOND_ANCHOR, model))
+        own = anchor_model(phone, engine)
+        assert own is not None
+        fast, slow = (cell(phone, engine, m, "speed") for m in (own, model))
         assert fast is not None
         assert slow is not None
-        more = slow * parameters(model) / (fast * parameters(SECOND_ANCHOR))
+        more = slow * parameters(model) / (fast * parameters(own))
         return (
             f"by the source's figures the 3B model reads {more:.2f} times the bytes a second of the 1B one, from which"
             " ours starts: the small one is not bound by memory alone on this phone, the fastest of the five"
@@ -304,14 +276,17 @@ def why_missed(place: Cell) -> str:
             "the source has Gemma at 8 bits and the others at 4; by parameters alone it comes out right on the other"
             " phones, and here it is slower than that, though not by the twofold that its bytes would mean"
         )
+    if engine == llama_cpp.ENGINE and model.endswith("-3B"):
+        return f"{_power_and_speed(place)}; {_against_its_like(place)}"
     return _power_and_speed(place)
 
 
 def _power_and_speed(place: Cell) -> str:
     """Which of the two a lonely cell's energy is off by."""
     phone, engine, model, _ = place
-    own = anchor_model(phone, engine)
+    own, ratio = anchor_model(phone, engine), cost_ratio(phone, engine, model)
     assert own is not None
+    assert ratio is not None
     speed, energy = cell(phone, engine, model, "speed"), cell(phone, engine, model, "energy")
     start_speed, start_energy = cell(phone, engine, own, "speed"), cell(phone, engine, own, "energy")
     assert speed is not None
@@ -319,11 +294,30 @@ def _power_and_speed(place: Cell) -> str:
     assert start_speed is not None
     assert start_energy is not None
     power = 100.0 * (speed * energy / (start_speed * start_energy) - 1.0)
-    pace = 100.0 * (speed * parameters(model) / (start_speed * parameters(own)) - 1.0)
+    pace = 100.0 * (speed * ratio / start_speed - 1.0)
     others = "; the engine's other models on this phone are within the tolerance" if phone in ANDROID else ""
+    said = "the times of its products" if engine == llama_cpp.ENGINE else "parameters"
     return (
         f"against {own} here, power (energy times speed) is {round(power):+d} % and speed {round(pace):+d} % from what"
-        f" parameters say{others}; the source gives no reason"
+        f" {said} say{others}; the source gives no reason"
+    )
+
+
+def _against_its_like(place: Cell) -> str:
+    """A 3B model over the other one, on this phone and on the others."""
+    other = next(one for one in MODELS if one.endswith("-3B") and one != place.model)
+
+    def speedup(phone: str) -> float:
+        fast, slow = cell(phone, place.engine, place.model, "speed"), cell(phone, place.engine, other, "speed")
+        assert fast is not None
+        assert slow is not None
+        return 100.0 * (fast / slow - 1.0)
+
+    elsewhere = [round(speedup(phone)) for phone in ANDROID if phone != place.phone]
+    larger = 100.0 * (parameters(place.model) / parameters(other) - 1.0)
+    return (
+        f"over {other}, with {round(larger):+d} % parameters, its speed is {round(speedup(place.phone)):+d} % here, and"
+        f" {min(elsewhere):+d} to {max(elsewhere):+d} % on the other phones"
     )
 
 
@@ -331,7 +325,13 @@ def explained(finding: Finding) -> Finding:
     """With the reason, where a prediction of a cell is more than its row's tolerance off."""
     place = next((one for one, claim in cells().items() if claim == finding.claim), None)
     claim = ledger().claims[finding.claim]
-    if place is None or is_anchor(place) or claim.klass != "predicted" or not isinstance(finding.ours, float):
+    if (
+        place is None
+        or is_anchor(place)
+        or finding.replaced
+        or claim.klass != "predicted"
+        or not isinstance(finding.ours, float)
+    ):
         return finding
     assert claim.tolerance is not None
     if abs(finding.ours / ledger().figure(claim.id) - 1.0) <= claim.tolerance:
@@ -348,8 +348,3 @@ def findings() -> Iterable[Finding]:
     yield from _table_5()
     yield from _table_8()
     yield from _batteries()
-
-
-def second_findings() -> Iterable[Finding]:
-    """Figures got in another way, behind those that count."""
-    yield from _from_second_anchor()

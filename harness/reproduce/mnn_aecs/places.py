@@ -23,6 +23,7 @@ SHEETS: Mapping[str, str] = {phone: phone.lower().replace(" ", "-") for phone in
 """Of devices/models/sheets, by phone."""
 TUNED: Mapping[str, str] = dict(zip(PHONES, (f"002-{n:03d}" for n in range(75, 82)), strict=True))
 """Rows of Table 7."""
+FIRST_OF_TABLE_8 = 82
 _CELL = re.compile(rf"(.+) ({'|'.join(map(re.escape, (*OTHERS, 'MNN-AECS', 'MNN')))}) (\S+) (?:decode )?(\w+)")
 
 
@@ -53,3 +54,8 @@ def cells_of(book: Ledger) -> dict[Cell, str]:
 def anchor_model(phone: str, engine: str) -> str | None:
     """The model from which others are predicted: Qwen2.5-1.5B, or the first that the engine runs there."""
     return next((model for model in MODELS if Cell(phone, engine, model, "energy") in cells()), None)
+
+
+def cores_row(engine: str, phone: str) -> str:
+    """The claim of Table 8 with the cores, or threads, on which an engine decodes."""
+    return f"{SOURCE}-{FIRST_OF_TABLE_8 + len(PHONES) * ENGINES.index(engine) + PHONES.index(phone):03d}"

@@ -8,7 +8,18 @@ from collections.abc import Iterable, Mapping
 from devices.models.core_clusters import Selection
 from harness.reproduce.mnn_aecs import arithmetic, fixed_lengths, phone_fit, search_tables
 from harness.reproduce.mnn_aecs.other_models import is_anchor, parameters, predicted
-from harness.reproduce.mnn_aecs.places import ANDROID, ENGINES, IPHONES, MODELS, OTHERS, PHONES, Cell, Quantity, cells
+from harness.reproduce.mnn_aecs.places import (
+    ANDROID,
+    ENGINES,
+    IPHONES,
+    MODELS,
+    OTHERS,
+    PHONES,
+    Cell,
+    Quantity,
+    cells,
+    cores_row,
+)
 from harness.reproduce.mnn_aecs.searches import phone_model
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.tuning.selections import whole_cluster
@@ -155,14 +166,13 @@ def _table_6() -> SourceTable:
 
 def _table_8() -> SourceTable:
     entries = []
-    for engine in arithmetic.TABLE_8_ENGINES:
+    for engine in ENGINES:
         for phone in PHONES:
-            n = arithmetic.TABLE_8_FIRST + 7 * arithmetic.TABLE_8_ENGINES.index(engine) + PHONES.index(phone)
             ours: float | None = None
             if engine == "MNN-AECS":
                 ours = float(sum(search_tables.chosen_selection(phone)))
             note = "" if ours is not None else "a setting of that engine"
-            entries.append(Entry(engine, phone, ours, claim=f"002-{n:03d}", note=note))
+            entries.append(Entry(engine, phone, ours, claim=cores_row(engine, phone), note=note))
     return SourceTable(
         "Table 8",
         "cores or threads while decoding",
@@ -188,8 +198,8 @@ def _cells(name: str, phones: Iterable[str], quantity: Quantity) -> SourceTable:
     unit = UNITS[quantity] if name == "Table 9" or quantity == "speed" else "of a gauge without unit"
     ours = {
         "battery": "ours: the table's energy over 3.6 J a mAh and volt, at the voltage of Table 1",
-        "speed": "ours: one model of each engine and phone, over the ratio of parameters",
-        "energy": "ours: one model of each engine and phone, times the ratio of parameters",
+        "speed": "ours: one model of each engine and phone, over the ratio of parameters (llama.cpp: of times)",
+        "energy": "ours: one model of each engine and phone, times the ratio of parameters (llama.cpp: of times)",
     }[quantity]
     return SourceTable(
         f"{name}, {quantity}",
