@@ -152,11 +152,16 @@ def _qwen() -> Iterator[SourceTable]:
         "J",
         "arm",
         tuple(joules),
-        f"{read} Of NPUMoE {inputs.cpu_joules()}.",
+        f"{read} Of NPUMoE's CPU: {inputs.cpu_joules()}",
         "bars",
     )
     yield SourceTable(
-        "Table 7", "gain of NPUMoE in energy", "x", "arm", tuple(ratios), f"{read} Of NPUMoE {inputs.cpu_joules()}."
+        "Table 7",
+        "gain of NPUMoE in energy",
+        "x",
+        "arm",
+        tuple(ratios),
+        f"{read} Of NPUMoE's CPU: {inputs.cpu_joules()}",
     )
 
 

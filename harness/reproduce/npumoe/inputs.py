@@ -1,6 +1,6 @@
 """Measured figures of NPUMoE's (000) Tables 6 to 9 that models start from, where ours are others: what is known of why.
 
-A reason that leaves the difference open is a note, and the row is told as not explained.
+Where the source lacks what a figure would take, the reason says what is missing, and how much of it would do.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engines.pricing.published_shapes import NAMED_SHAPES
 from harness.reproduce.npumoe import arithmetic, machine, places
-from harness.reproduce.npumoe.layer import CHUNK, FIXED_KEYS, PROMPT, Layer, qwen, qwen_of_fixed_keys
+from harness.reproduce.npumoe.layer import CHUNK, FIXED_KEYS, PROMPT, qwen, qwen_of_fixed_keys
 from harness.reproduce.npumoe.places import claim
 
 QWEN = "qwen3-30b-a3b"
@@ -27,7 +27,7 @@ MIB = 2**20
 
 
 class Told(NamedTuple):
-    """note: what is known. explanation: empty where that does not explain the difference."""
+    """note: how the row is read. explanation: why ours is another figure; empty where it is theirs."""
 
     note: str
     explanation: str = ""
@@ -37,11 +37,9 @@ def of_table_6(mode: str, column: str) -> Told:
     if column == "attention s":
         return Told(READ, _fixed_attention(mode))
     if column == "wall s":
-        parts = _parts(mode)
-        if mode == "ours":
-            own = places.table_6(mode, "experts s"), places.table_6(mode, "attention s")
-            return Told(READ, f"{parts[0].upper()}{parts[1:]}. {own[0]} and {own[1]} say why.")
-        return Told(f"{parts}, {_unnamed(mode)}; {READ}")
+        parts, own = _parts(mode), (places.table_6(mode, "experts s"), places.table_6(mode, "attention s"))
+        told = f"{parts[0].upper()}{parts[1:]}. {own[0]} and {own[1]} say why of the first two."
+        return Told(READ, told if mode == "ours" else f"{told} {_unnamed(mode)}")
     return Told(READ, _small_experts() if mode == "ours" else "One line goes through Tables 4, 6 and 8: its residual.")
 
 
@@ -49,8 +47,8 @@ def of_table_7(mode: str, column: str) -> Told:
     if column == "comm J":
         return Told(READ, _communication(mode))
     if column == "ANE J":
-        return Told(f"{_npu_joules() if mode == 'ours' else _attention_joules()}; {READ}")
-    return Told(f"{cpu_joules()}; {READ}") if mode == "ours" else Told(READ, _cpu_time(mode))
+        return Told(READ, _npu_joules() if mode == "ours" else _attention_joules())
+    return Told(READ, cpu_joules() if mode == "ours" else _cpu_time(mode))
 
 
 def of_table_8(metric: str, unit: str) -> Told:
@@ -96,9 +94,11 @@ def _unnamed_s(mode: str) -> float:
 
 
 def _unnamed(mode: str) -> str:
+    calls = {one: _unnamed_s(one) / qwen(one).n_launches for one in (mode, "ours")}
     return (
-        f"{_unnamed_s(mode):.3f} s of theirs are neither experts nor attention nor, by Table 4's lines, router, gather,"
-        " scatter or norms; the source does not name them"
+        f"All else is {1e3 * calls[mode]:.3f} ms for each of {qwen(mode).n_launches} calls of experts; in NPUMoE's run"
+        f" it is {1e3 * calls['ours']:.3f} ms for each of {qwen('ours').n_launches}. Table 4 tells what router, gather,"
+        " scatter and norms take by the byte, and the source states no price of a call of them: so ours has none."
     )
 
 
@@ -118,14 +118,19 @@ def _theirs_s(mode: str) -> list[float]:
     return [arithmetic.printed(places.table_6(mode, column)) for column in places.TABLE_6_COLUMNS[:3]]
 
 
+def _expert_mib() -> float:
+    shape = NAMED_SHAPES[QWEN]
+    return shape.expert_weights * shape.bytes_per_value / MIB
+
+
 def _small_experts() -> str:
-    shape, price = NAMED_SHAPES[QWEN], machine.m2_ultra().units["npu"].kernels["expert_ffn"]
+    price = machine.m2_ultra().units["npu"].kernels["expert_ffn"]
     assert price.s_per_launch is not None
     ours, n_launches = qwen("ours"), qwen("ours").n_launches
     needed_s = price.s_per_launch.value - (ours.seconds["expert FFN"] - _theirs_s("ours")[1]) / n_launches
     return (
-        f"The NPU's line is fitted on experts of 150 MiB, and these have"
-        f" {shape.expert_weights * shape.bytes_per_value / MIB:.0f} MiB, outside its fit: {n_launches} launches at"
+        f"The NPU's line is fitted on experts of 150 MiB, and these have {_expert_mib():.0f} MiB, outside its fit:"
+        f" {n_launches} launches at"
         f" {price.s_per_launch.value * 1e3:.2f} ms, where theirs would need {needed_s * 1e3:.2f} ms."
     )
 
@@ -149,15 +154,16 @@ def _busy_w() -> float:
 
 def cpu_joules() -> str:
     """Of NPUMoE."""
-    theirs_s = arithmetic.printed(places.table_7("ours", "CPU J")) / _busy_w()
+    theirs_j = arithmetic.printed(places.table_7("ours", "CPU J"))
     wall_s, experts_s, attention_s = _theirs_s("ours")
-    outside_s, n_launches = wall_s - experts_s - attention_s, qwen("ours").n_launches
+    outside_s, on_npu_s, n_launches = wall_s - experts_s - attention_s, experts_s + attention_s, qwen("ours").n_launches
+    left_j = theirs_j - _busy_w() * outside_s
     return (
-        f"their CPU joules are {theirs_s:.2f} s of work at {_busy_w():.1f} W, and ours"
-        f" {qwen('ours').joules['cpu'] / _busy_w():.2f} s of router, gather, scatter and norms; only {outside_s:.3f} s"
-        " of their wall time are neither experts nor attention, so that the rest is work beside the NPU's:"
-        f" {1e3 * (theirs_s - outside_s) / n_launches:.1f} ms for each of {n_launches} launches, or a CPU that spins;"
-        " the source states neither"
+        f"Ours are joules of router, gather, scatter and norms alone. Outside experts and attention their wall has"
+        f" {outside_s:.3f} s, {_busy_w() * outside_s:.2f} J at the CPU's {_busy_w():.1f} W. The other {left_j:.2f} J"
+        f" are drawn while the NPU works: {left_j / on_npu_s:.1f} W of a CPU that waits, or"
+        f" {1e3 * left_j / _busy_w() / n_launches:.1f} ms of its work for each of {n_launches} launches. The source"
+        " states neither, so that the row is not predictable."
     )
 
 
@@ -172,24 +178,26 @@ def _cpu_time(mode: str) -> str:
     )
 
 
-def _npu_watts(ours: Layer) -> float:
-    return ours.joules["npu"] / (ours.seconds["expert FFN"] + ours.seconds["attention"])
-
-
 def _npu_joules() -> str:
+    ours, fixed_j, npu = qwen("ours"), qwen_of_fixed_keys("ours").joules["npu"], machine.m2_ultra().units["npu"]
+    assert npu.busy_w is not None
     _, experts_s, attention_s = _theirs_s("ours")
-    theirs_w = arithmetic.printed(places.table_7("ours", "ANE J")) / (experts_s + attention_s)
+    left_w = (arithmetic.printed(places.table_7("ours", "ANE J")) - fixed_j) / (experts_s + attention_s)
     return (
-        f"over experts and attention theirs is {theirs_w:.1f} W and ours {_npu_watts(qwen('ours')):.1f} W: ours goes"
-        f" with the multiplications, as in Table 5; over {FIXED_KEYS} keys ({places.table_6('ours', 'attention s')})"
-        f" ours is {qwen_of_fixed_keys('ours').joules['npu']:.2f} J; what the rest of theirs goes with is not said"
+        f"Ours is {ours.joules['npu']:.2f} J, and {fixed_j:.2f} J with attention over {FIXED_KEYS} keys"
+        f" ({places.table_6('ours', 'attention s')}). The rest of theirs is {left_w:.1f} W while experts and attention"
+        f" run. Table 5, on experts of 150 MiB, leaves the NPU {npu.busy_w.value:.1f} W beside what goes with"
+        f" multiplications. The source states no power at {_expert_mib():.0f} MiB, where launches and weights count"
+        " for more, so that the row is not predictable."
     )
 
 
 def _attention_joules() -> str:
     """Of ANEMLL, whose NPU computes attention alone."""
     return (
-        f"of attention alone: over {FIXED_KEYS} keys, as its time ({places.table_6('anemll', 'attention s')}), ours is"
-        f" {qwen_of_fixed_keys('anemll').joules['npu']:.2f} J; theirs lies between, so that their power is less than"
-        " the multiplications of such a graph would draw by Table 5; the source states no watts of attention"
+        f"Theirs lies between two readings of attention, which is all that the NPU does here:"
+        f" {qwen('anemll').joules['npu']:.2f} J over the keys that are there, and"
+        f" {qwen_of_fixed_keys('anemll').joules['npu']:.2f} J over {FIXED_KEYS}, by which its time comes out"
+        f" ({places.table_6('anemll', 'attention s')}). The source states neither the shape of attention nor the NPU's"
+        " watts in it, so that the row is not predictable."
     )
