@@ -180,11 +180,14 @@ def _forms(weights: str) -> Quantisation:
     from pydantic import ValidationError
 
     from engines.model.quantised import FORMS, Quantisation
+    from engines.pricing.model_shape import WeightBits
 
     if weights in FORMS:
-        form = dict.fromkeys(Quantisation.model_fields, weights)
+        form = dict.fromkeys(WeightBits._fields, weights)
     elif weights.lstrip().startswith("{"):
         form = tomllib.loads(f"forms = {weights}")["forms"]
+        if "arithmetic" in form:
+            raise ValueError("arithmetic: no sheet has prices for it; leave it out")
     else:
         raise ValueError(f"no such form; take one of {', '.join(FORMS)}, or a table by component")
     try:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from engines.model.model_config import CONFIG_FILE
 from engines.pricing.routing_specs import RoutingSpec
+from engines.pricing.shapes import label_of_shape
 from results.records import Record
 
 OF_A_SHAPE = "is of a model that does not run; a model that runs routes by itself: remove the line, or give shape"
@@ -50,7 +50,7 @@ class PlayedModelSpec(Record):
     """Two bytes a value, as sheets price it."""
 
     shape: str = Field(min_length=1)
-    """A published model by name, or the path of its config.json."""
+    """A published model by name, or the path of a config.json or of its folder."""
     routing: RoutingSpec | None = None
     """None of a dense model only."""
     recall: float | None = Field(None, ge=0, le=1)
@@ -58,8 +58,7 @@ class PlayedModelSpec(Record):
 
     @property
     def label(self) -> str:
-        path = Path(self.shape)
-        return (path.parent.name or self.shape) if path.name == CONFIG_FILE else self.shape
+        return label_of_shape(self.shape)
 
     @property
     def source(self) -> str:

@@ -13,7 +13,7 @@ from engines.pricing.cells import Cell
 from engines.pricing.playing import TokenCounts
 from engines.pricing.routing_sources import RoutingSource, UniformRouting
 from engines.pricing.routing_specs import routing_of_spec
-from engines.pricing.shapes import ModelShape, quantised, shape_named, sizes_of
+from engines.pricing.shapes import ModelShape, config_of_shape, quantised, shape_named, sizes_of
 from engines.techniques.context import ModelSizes
 from engines.techniques.parameters import Composed
 from harness.model_specs import PlayedModelSpec, routing_path
@@ -92,8 +92,8 @@ def quantised_shape(facts: PlayedFacts, engine: EngineSpec) -> ModelShape:
 
 def played_files(spec: PlayedModelSpec) -> dict[str, Path]:
     """The files that its figures come from, by what they are."""
-    found, path = {}, Path(spec.shape).expanduser()
-    if path.name == CONFIG_FILE:
+    found, path = {}, config_of_shape(spec.shape)
+    if path is not None:
         found[f"{CONFIG_FILE} of shape {spec.label}"] = path
     own = routing_path(spec)
     if own is not None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from devices.models.efficiency import Efficiency
 from devices.models.sheet import Sheet, load_sheet, parse_sheet
-from engines.model.quantised import Quantisation
-from engines.pricing.model_shape import ModelShape
+from engines.model.quantised import FORMS, Quantisation
+from engines.pricing.model_shape import ModelShape, WeightBits
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import quantised, shape_named
 from engines.techniques.presets import PRESETS
@@ -23,7 +24,7 @@ from harness.conclusions import Effect
 from harness.cross.arms import Arm, arms_on
 from harness.cross.pages import Machine
 from harness.cross.sensitivity import effects
-from harness.cross.table import Question, Row, cross_table, dominates, records, with_front
+from harness.cross.table import Question, Row, are_bounds, cross_table, dominates, records, with_front
 from tests.toy_sheet import figure
 
 QWEN = shape_named("qwen3-30b-a3b")
@@ -292,6 +293,35 @@ def test_bytes_over_links_are_of_a_decoded_token() -> None:
     question = Question(QWEN, UniformRouting(), prompt_tokens=16, decode_steps=2, chunk=16)
     (found,) = cross_table(question, [load_sheet("a100")], ("on-demand",))
     assert found.moved_bytes_per_token == pytest.approx(48 * 8 * 3 * 2048 * 768 * 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_weights_can_be_asked_by_its_name(form: str) -> None:
+    """All four components take it: as a table that names each."""
+    table = ", ".join(f'{component} = "{form}"' for component in WeightBits._fields)
+    asked = ["--prompt", "4", "--decode", "1", "--machine", "gh200", "--technique", "on-demand", "--json", "--weights"]
+    by_name, by_table = (CliRunner().invoke(app, ["cross", *asked, one]) for one in (form, f"{{ {table} }}"))
+    assert (by_name.exit_code, by_table.exit_code) == (0, 0), by_name.output + by_table.output
+    assert json.loads(by_name.stdout) == json.loads(by_table.stdout)
+
+
+def test_arithmetic_is_no_form_that_a_sheet_prices() -> None:
+    told = CliRunner().invoke(app, ["cross", "--weights", '{ experts = "int8", arithmetic = "int8" }'])
+    assert told.exit_code == 2
+    assert "arithmetic: no sheet has prices for it" in told.output
+
+
+def test_a_sheet_with_shares_of_its_peaks_is_no_bound() -> None:
+    """Rooflines alone are; with the share that a launch reaches, or a line of its own, times are a guess."""
+    alone = load_sheet("a100")
+    roofline = alone.units["gpu"].roofline
+    assert roofline is not None
+    share = Efficiency.model_validate(
+        {"by": "flops", "points": [{"at": 1e6, "share": 0.5, "kind": "assumed", "origin": "a test"}]}
+    )
+    gpu = alone.units["gpu"].model_copy(update={"roofline": roofline.model_copy(update={"flops_share": share})})
+    shared = alone.model_copy(update={"units": {**alone.units, "gpu": gpu}})
+    assert [are_bounds(one) for one in (alone, shared, load_sheet("m2-ultra"))] == [True, False, False]
 
 
 def test_narrow_weights_fit_where_wide_ones_do_not() -> None:

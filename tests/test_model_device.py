@@ -8,6 +8,7 @@ import pytest
 
 from devices.base import Device, DeviceError
 from devices.models.device import ModelDevice, available_sheets, load_model_device
+from devices.models.figures import SheetFigure
 from devices.models.operation import Operation
 from results.energy import energy_between
 from results.environments import Environment
@@ -55,6 +56,32 @@ def test_traces_are_modelled_counters_of_cpu_npu_and_communication() -> None:
     assert {(t.kind, t.method, t.additive) for t in traces} == {("counter", "modelled", True)}
     assert [t.relative_accuracy for t in traces] == [None, None, None]
     assert all(t.note is not None and "idle counted as 0 W: the sheet states none" in t.note for t in traces)
+
+
+@pytest.mark.parametrize(
+    ("of_cpu", "of_npu", "of_all", "told"),
+    [
+        (5, 0.25, None, "idle 5 W of cpu, 0.25 W of npu;"),
+        (5, None, None, "idle 5 W of cpu; 0 W of npu: the sheet states none;"),
+        (None, None, 38, "idle 38 W of the machine between requests;"),
+        (None, 0.25, 38, "idle 38 W of the machine between requests, 0.25 W of npu;"),
+    ],
+)
+def test_the_note_says_which_idle_power_is_counted(
+    of_cpu: float | None, of_npu: float | None, of_all: float | None, told: str
+) -> None:
+    sheet = toy_sheet()
+    cpu, npu, machine = (
+        None if watts is None else SheetFigure(value=watts, kind="assumed", origin="test")
+        for watts in (of_cpu, of_npu, of_all)
+    )
+    units = {
+        name: unit.model_copy(update={"idle_w": watts})
+        for (name, unit), watts in zip(sheet.units.items(), (cpu, npu), strict=True)
+    }
+    sheet = sheet.model_copy(update={"units": units, "idle_w": machine})
+    (meter,) = ModelDevice(sheet, host).meters
+    assert {told in str(channel.note) for channel in meter.channels} == {True}
 
 
 def test_a_modelled_burst_is_no_jump_of_a_counter() -> None:

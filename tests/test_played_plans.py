@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +240,14 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_one_line(changes: Raw, told: str) -> None:
     (found,) = problems(**changes)
     assert found.startswith(told)
+
+
+def test_the_plan_of_the_page_passes_its_check() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "plans.md").read_text(encoding="utf-8")
+    plans = [tomllib.loads(one) for one in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
+    (raw,) = (one for one in plans if "shape" in one["model"])
+    draft = draft_plan(raw)
+    assert len(preflight(draft, RunParts(draft.plan.protocol)).cells) == len(raw["engine"])
 
 
 def test_a_model_that_fits_nowhere_is_a_result(tmp_path: Path) -> None:

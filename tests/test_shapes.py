@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def test_a_shape_is_read_from_a_config_on_disk(tmp_path: Path) -> None:
     read = shape_named(str(folder / "config.json"))
     assert read.name == "my-model"
     assert read.latent == LatentShape(768, 512, 192, 64, 256)
+    assert shape_named(str(folder)) == read
+    other = tmp_path / "glm.json"
+    other.write_bytes((folder / "config.json").read_bytes())
+    assert shape_named(str(other)) == replace(read, name="glm")
+    with pytest.raises(EngineError, match=r"no config\.json"):
+        shape_named(str(tmp_path))
     with pytest.raises(EngineError, match=r"no config\.json"):
         shape_named(str(tmp_path / "absent" / "config.json"))
     with pytest.raises(EngineError, match=r"no shape 'mixtral'.*mixtral-8x7b.*path of its config.json"):

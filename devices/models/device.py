@@ -86,12 +86,23 @@ def _note(sheet: Sheet, component: str) -> str:
         lacking = ", ".join(one for one in sheet.components if not sheet.has_watts(one))
         note = f"sheet {sheet.name} ({sheet.source}) states no power of {lacking}: joules and their sum are missing"
         return note if sheet.fit_words is None else f"{note}; {sheet.fit_words}"
-    idle = f"idle {sheet.idle_w.value} W" if sheet.idle_w is not None else "idle counted as 0 W: the sheet states none"
-    note = f"modelled with sheet {sheet.name} ({sheet.source}); {idle}; {_error_words(sheet)}"
+    note = f"modelled with sheet {sheet.name} ({sheet.source}); {_idle_words(sheet)}; {_error_words(sheet)}"
     costs = sheet.memory if component == COMM else sheet.units.get(component)
     if costs is None or costs.relative_accuracy is None:
         return note
     return f"{note}; the fit meets its own rows of {component} to {100 * costs.relative_accuracy.value:.2g} % (RMS)"
+
+
+def _idle_words(sheet: Sheet) -> str:
+    """Which idle power is counted: of the whole machine, or of its units, and where 0 W stands for none."""
+    stated = {name: unit.idle_w.value for name, unit in sheet.units.items() if unit.idle_w is not None}
+    if sheet.idle_w is not None:
+        stated = {"the machine between requests": sheet.idle_w.value} | stated
+    if not stated:
+        return "idle counted as 0 W: the sheet states none"
+    words = "idle " + ", ".join(f"{watts:.4g} W of {what}" for what, watts in stated.items())
+    silent = [name for name in sheet.units if name not in stated and sheet.has_watts(name)]
+    return f"{words}; 0 W of {', '.join(silent)}: the sheet states none" if silent and sheet.idle_w is None else words
 
 
 def _error_words(sheet: Sheet) -> str:

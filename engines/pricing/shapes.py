@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engines.errors import EngineError
-from engines.model.model_config import CONFIG_FILE, ModelConfig, read_model_config
+from engines.model.model_config import CONFIG_FILE, ModelConfig, parse_model_config, read_json, read_model_config
 from engines.model.quantised import Quantisation, bits_of_value
 from engines.pricing.model_shape import LatentShape, WeightBits
 from engines.pricing.model_shape import ModelShape as ModelShape
@@ -40,16 +40,39 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
     )
 
 
+def config_of_shape(name: str) -> Path | None:
+    """The file that a shape is read from; None of a published model by name, and of what is no file."""
+    if name in NAMED_SHAPES:
+        return None
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path / CONFIG_FILE
+    return path if path.name == CONFIG_FILE or path.is_file() else None
+
+
+def label_of_shape(name: str) -> str:
+    """What tables call it: the folder of a config.json, or the name of another file."""
+    if name in NAMED_SHAPES:
+        return name
+    path = Path(name).expanduser().absolute()
+    return (path.parent.name if path.name == CONFIG_FILE else path.name.removesuffix(".json")) or name
+
+
 def shape_named(name: str) -> ModelShape:
-    """Of a published model by name, or of a `config.json` by its path. Raises `EngineError`."""
+    """Of a published model by name; or of a `config.json`, whatever its name, by its path or folder.
+
+    Raises `EngineError`.
+    """
     if name in NAMED_SHAPES:
         return NAMED_SHAPES[name]
-    path = Path(name).expanduser()
-    if path.name != CONFIG_FILE:
+    path = config_of_shape(name)
+    if path is None:
         raise EngineError(
             f"no shape {name!r}; name a published model ({', '.join(NAMED_SHAPES)}), or the path of its config.json"
         )
-    return own_shape(path.parent.name or name, read_model_config(path.parent))
+    is_of_folder = path.name == CONFIG_FILE
+    config = read_model_config(path.parent) if is_of_folder else parse_model_config(read_json(path), None)
+    return own_shape(label_of_shape(name), config)
 
 
 def quantised(shape: ModelShape, forms: Quantisation) -> ModelShape:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from devices.models.sheet import Sheet
 from harness.conclusions import Effect, conclusion_words, flip_words, leads_chart
 from harness.cross.sensitivity import METRICS
-from harness.cross.table import Question, Row, has_fits, is_less
+from harness.cross.table import Question, Row, are_bounds, is_less
 from harness.fitted_sheets import other_weights
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
@@ -113,7 +113,8 @@ def _machine(
         own = [one for one in found or () if (one.where, one.metric) == (sheet.name, metric)]
         if own:
             conclusions.append(_conclusion(own, charts))
-    return Machine(sheet, not has_fits(sheet), priced, [row for row in rows if row.costs is None], chart, conclusions)
+    absent = [row for row in rows if row.costs is None]
+    return Machine(sheet, are_bounds(sheet), priced, absent, chart, conclusions)
 
 
 def _conclusion(own: Sequence[Effect], charts: list[tuple[str, dict[str, Any]]]) -> Conclusion:

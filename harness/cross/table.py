@@ -224,6 +224,13 @@ def has_fits(sheet: Sheet) -> bool:
     return any(unit.kernels for unit in sheet.units.values())
 
 
+def are_bounds(sheet: Sheet) -> bool:
+    """Whether its times are the least that there could be: rooflines alone, and each unit always reaches its peaks."""
+    rooflines = [unit.roofline for unit in sheet.units.values() if unit.roofline is not None]
+    has_shares = any(one.flops_share is not None or one.bytes_share is not None for one in rooflines)
+    return not has_fits(sheet) and not has_shares
+
+
 def _outside_fit(priced: PricedCell) -> float:
     return sum(phase.outside_fit_s for phase in priced.phases) / sum(phase.seconds for phase in priced.phases)
 
