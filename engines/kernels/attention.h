@@ -161,7 +161,7 @@ inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ
   thread_local std::vector<float> buffer;
   float* packed = scratch(buffer, 2 * dim * kPanel + kKeys * kPanel);  // [D][queries]
   float *mixed = packed + dim * kPanel, *score = mixed + dim * kPanel;  // [D][queries], [keys][queries]
-  pack(kPanel, dim, [&](int64_t i) { return i < n ? query_TQ + i * query_stride : nullptr; }, packed);
+  pack(0, kPanel, dim, [&](int64_t i) { return i < n ? query_TQ + i * query_stride : nullptr; }, packed);
   for (int64_t d = 0; d < dim * kPanel; d += kLanes) store(packed + d, a.scale * load<fN>(packed + d));
   std::memset(mixed, 0, dim * kPanel * sizeof(float));
 

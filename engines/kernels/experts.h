@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "matrix.h"
@@ -120,6 +121,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
   constexpr int64_t half = kTileRows / 2, of_group = kGroupRows / 2;
   const int64_t n_groups = (width + of_group - 1) / of_group;
   std::vector<Block> blocks;
+  std::vector<std::pair<const Block*, int64_t>> panels;  // of all blocks
   int64_t n_packed = 0;  // in lanes
   for (int64_t call = e.first_made; call < e.end_made; call++) {
     const int64_t per_block = tokens_per_block(e.n_rows(call), n_groups * (e.end_made - e.first_made), n_threads);
@@ -138,32 +140,36 @@ inline void wide_experts(const Experts& e, int n_threads) {
     block.inner = inner;
     input += packed_size(block.n, hidden);
     inner += packed_size(block.n, width);
+    for (int64_t p = 0; p < n_panels(block.n); p++) panels.push_back({&block, p});
   }
-  const int64_t n_blocks = int64_t(blocks.size());
-  {
+  const auto each_panel = [&](const auto& visit) {
     const Timed timed_packing(kPacking);
-    in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; b++) {
-        const Block& block = blocks[b];
-        const auto row_of = [&](int64_t i) {
-          const int64_t token = e.token_R[block.first + i];
-          return token < 0 ? nullptr : e.hidden_TH + token * hidden;
-        };
-        pack(block.n, hidden, row_of, block.packed);
-        ready_block(block.n, e.gate(0), block.packed);
-      }
+    in_chunks(int64_t(panels.size()), 1, n_threads, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) visit(*panels[i].first, panels[i].second);
     });
-  }
+  };
+  const int64_t n_blocks = int64_t(blocks.size());
+  each_panel([&](const Block& block, int64_t panel) {
+    const auto row_of = [&](int64_t i) {
+      const int64_t token = e.token_R[block.first + i];
+      return token < 0 ? nullptr : e.hidden_TH + token * hidden;
+    };
+    pack(panel, block.n, hidden, row_of, block.packed);
+    ready_panel(panel, block.n, e.gate(0), block.packed);
+  });
   const int64_t n_units = n_blocks * n_groups;
   in_chunks(n_units, 1, n_threads, [&](int64_t begin, int64_t end) {
     float* results = group_scratch();
     for (int64_t unit = begin; unit < end; unit++) {
-      const Block& block = blocks[unit / n_groups];
+      const Block &block = blocks[unit / n_groups], &next = blocks[std::min(unit + 1, n_units - 1) / n_groups];
       const int64_t first = unit % n_groups * of_group, n = std::min(of_group, width - first);
-      const Matrix &gate = e.gate(block.call), &up = e.up(block.call);
+      const Matrix* const own[] = {&e.gate(block.call), &e.up(block.call)};
+      const Matrix* const of_next[] = {&e.gate(next.call), &e.up(next.call)};
       const auto row_at = [&](int r) {
-        const int64_t row = std::min(first + r / kTileRows * half + r % half, width - 1);
-        return Row{r % kTileRows < half ? &gate : &up, row};
+        const bool is_next = r >= kGroupRows;
+        const int tile = r / kTileRows, of_tile = r - tile * kTileRows, is_up = of_tile >= half;
+        const int64_t from = is_next ? (unit + 1) % n_groups * of_group : first + tile * half;
+        return Row{(is_next ? of_next : own)[is_up], std::min(from + of_tile - is_up * half, width - 1)};
       };
       multiply_group_by(int((n + half - 1) / half * kTileRows), hidden, block, row_at, results);
       for (int64_t p = 0; p < n_panels(block.n); p++) {
@@ -172,44 +178,56 @@ inline void wide_experts(const Experts& e, int n_threads) {
         float* to = block.inner + p * kPanel * width + first * lanes;
         for (int64_t i = 0; i < n; i++) {
           const float* gates = from + (i / half * kTileRows + i % half) * lanes;
-          for (int lane = 0; lane < lanes; lane += 8)
-            store(to + i * lanes + lane, silu(load<f8>(gates + lane)) * load<f8>(gates + half * lanes + lane));
+          const auto join = [&](auto zero, int lane) {
+            typedef decltype(zero) F;
+            store(to + i * lanes + lane, silu(load<F>(gates + lane)) * load<F>(gates + half * lanes + lane));
+          };
+          if (lanes < kLanes) join(f8{}, 0);
+          else
+            for (int lane = 0; lane < lanes; lane += kLanes) join(fN{}, lane);
         }
       }
     }
   });
-  if (e.down(0).arithmetic != kByFp32) {
-    const Timed timed_packing(kPacking);
-    in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; b++) ready_block(blocks[b].n, e.down(0), blocks[b].inner);
-    });
-  }
+  if (e.down(0).arithmetic != kByFp32)
+    each_panel([&](const Block& block, int64_t panel) { ready_panel(panel, block.n, e.down(0), block.inner); });
   const Timed timed_down(kDown);
-  if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
-  // A chunk owns outputs, not blocks, so that no two threads add to the same one.
+  // A chunk owns outputs, not blocks, so that no two threads add to the same one. They are summed side by side: of outputs
+  // that lie 4 KB apart a cache holds few, and each expert adds to others.
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
   in_chunks(n_down, 1, n_threads, [&](int64_t begin, int64_t end) {
-    float* results = group_scratch();
+    thread_local std::vector<float> sum_buffer;
+    float *results = group_scratch(), *sums = scratch(sum_buffer, e.n_tokens * kGroupRows);
     for (int64_t group = begin; group < end; group++) {
       const int64_t row = group * kGroupRows;
       const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
-      for (const Block& block : blocks) {
-        const Matrix& down = e.down(block.call);
+      if (!e.first_made) std::memset(sums, 0, e.n_tokens * kGroupRows * sizeof(float));
+      for (int64_t t = 0; e.first_made && t < e.n_tokens; t++)
+        std::copy_n(e.out_TH + t * hidden + row, n_rows, sums + t * kGroupRows);
+      for (int64_t b = 0; b < n_blocks; b++) {
+        const Block& block = blocks[b];
+        const bool is_last = b + 1 == n_blocks;  // the next group begins with the first block
+        const Matrix &down = e.down(block.call), &next = e.down(blocks[is_last ? 0 : b + 1].call);
         const int64_t* token = e.token_R + block.first;
         const float* weight = e.weight_R + block.first;
-        const auto row_at = [&](int r) { return Row{&down, std::min(row + r, hidden - 1)}; };
+        const auto row_at = [&](int r) {
+          const int64_t at = row + r - (r < kGroupRows || is_last ? 0 : kGroupRows);
+          return Row{r < kGroupRows ? &down : &next, std::min(at, hidden - 1)};
+        };
         multiply_group_by(n_rows, width, {block.first, block.n, block.inner}, row_at, results);
         each_result(
             block, n_rows, results,
             [&](int64_t t, int r, f8 v) {
               if (token[t] < 0) return;
-              float* to = e.out_TH + token[t] * hidden + row + r;
+              float* to = sums + token[t] * kGroupRows + r;
               store(to, load<f8>(to) + weight[t] * v);
             },
             [&](int64_t t, int r, float v) {
-              if (token[t] >= 0) e.out_TH[token[t] * hidden + row + r] += weight[t] * v;
+              if (token[t] >= 0) sums[token[t] * kGroupRows + r] += weight[t] * v;
             });
       }
+      for (int64_t t = 0; t < e.n_tokens; t++)
+        std::copy_n(sums + t * kGroupRows, n_rows, e.out_TH + t * hidden + row);
     }
   });
 }

@@ -62,18 +62,17 @@ inline void wide_products(const Product* products, int n_products, const float* 
   int64_t n_groups = 0;
   for (int i = 0; i < n_products; i++) n_groups += n_groups_of(products[i]);
   const int64_t columns = m0.columns, per_block = tokens_per_block(n_tokens, n_groups, n_threads);
-  float* packed = scratch(buffer, packed_size(n_tokens, columns));
+  float* packed = scratch(buffer, packed_size(n_tokens, columns));  // all blocks but the last have whole panels
   const int64_t n_blocks = (n_tokens + per_block - 1) / per_block;
   const auto block_of = [&](int64_t b) {
     return TokenBlock{b * per_block, std::min(per_block, n_tokens - b * per_block), packed + b * per_block * columns};
   };
   {
     const Timed timed(kPacking);
-    in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; b++) {
-        const TokenBlock block = block_of(b);
-        pack(block.n, columns, [&](int64_t i) { return x + (block.first + i) * columns; }, block.packed);
-        ready_block(block.n, m0, block.packed);
+    in_chunks(n_panels(n_tokens), 1, n_threads, [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; p++) {
+        pack(p, n_tokens, columns, [&](int64_t i) { return x + i * columns; }, packed);
+        ready_panel(p, n_tokens, m0, packed);
       }
     });
   }

@@ -69,26 +69,24 @@ inline void transpose8(f8 (&r)[8]) {
   }
 }
 
-// Packs n rows; row_of(i) is the i-th row's address, or null for a row of zeros.
+// Packs one panel of n rows; row_of(i) is the i-th row's address, or null for a row of zeros. packed: of the first panel.
 template <class F>
-inline void pack(int64_t n, int64_t columns, const F& row_of, float* packed) {
-  static const std::vector<float> zeros(8, 0.0f);
-  for (int64_t panel = 0; panel < n_panels(n); panel++) {
-    const int lanes = lanes_of(n, panel);
-    const float* rows[kPanel];
-    for (int i = 0; i < lanes; i++) rows[i] = panel * kPanel + i < n ? row_of(panel * kPanel + i) : nullptr;
-    float* to = packed + panel * kPanel * columns;
-    int64_t c = 0;
-    for (; c + 8 <= columns; c += 8)
-      for (int half = 0; half < lanes; half += 8) {
-        f8 block[8];
-        for (int i = 0; i < 8; i++) block[i] = load<f8>(rows[half + i] ? rows[half + i] + c : zeros.data());
-        transpose8(block);
-        for (int i = 0; i < 8; i++) store(to + (c + i) * lanes + half, block[i]);
-      }
-    for (; c < columns; c++)
-      for (int i = 0; i < lanes; i++) to[c * lanes + i] = rows[i] ? rows[i][c] : 0.0f;
-  }
+inline void pack(int64_t panel, int64_t n, int64_t columns, const F& row_of, float* packed) {
+  alignas(sizeof(f8)) static const float zeros[8] = {};
+  const int lanes = lanes_of(n, panel);
+  const float* rows[kPanel];
+  for (int i = 0; i < lanes; i++) rows[i] = panel * kPanel + i < n ? row_of(panel * kPanel + i) : nullptr;
+  float* to = packed + panel * kPanel * columns;
+  int64_t c = 0;
+  for (; c + 8 <= columns; c += 8)
+    for (int half = 0; half < lanes; half += 8) {
+      f8 block[8];
+      for (int i = 0; i < 8; i++) block[i] = load<f8>(rows[half + i] ? rows[half + i] + c : zeros);
+      transpose8(block);
+      for (int i = 0; i < 8; i++) store(to + (c + i) * lanes + half, block[i]);
+    }
+  for (; c < columns; c++)
+    for (int i = 0; i < lanes; i++) to[c * lanes + i] = rows[i] ? rows[i][c] : 0.0f;
 }
 
 struct Row {
@@ -120,12 +118,10 @@ struct Ahead {
     const char* from = (const char*)row.matrix->values + start;
     for (int64_t byte = 0; byte < n_columns * bits / 8; byte += kLine) lines[n++] = from + byte;
   }
-  // n_strips: in which they are to be asked for.
-  template <class F>
-  void fill(Place place, int64_t columns, int64_t n_strips, const F& row_at) {
+  // From column `first` of the tile's rows on. n_strips: in which they are to be asked for.
+  void fill(const Row* rows, int64_t first, int64_t columns, int64_t n_strips) {
     n = asked = 0;
-    for (int r = 0; r < kTileRows; r++)
-      add(row_at(place.start + r), place.first, std::min(kDepth, columns - place.first));
+    for (int r = 0; r < kTileRows; r++) add(rows[r], first, std::min(kDepth, columns - first));
     at_once = int((n + n_strips - 1) / n_strips);
   }
   __attribute__((always_inline)) void ask() {
@@ -202,21 +198,29 @@ struct FloatTile {
 };
 
 // Up to 48 matrix rows times all tokens of a block: results[panel][48][lanes]. row_at(r) names the r-th row, for any r
-// up to 59; from n_rows on it may be any row, and the results mean nothing, but what comes next should be there.
+// up to 59; from n_rows on it may be any row, and the results mean nothing. Rows 48 to 59 are those that the next call
+// begins with: they are asked for.
 template <class Tile, class F>
 inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {
   Tile tile;
   Ahead ahead;
+  Row rows[kTileRows];  // of the tile that comes next
+  const auto find_rows = [&](int start) {
+    for (int r = 0; r < kTileRows; r++) rows[r] = row_at(start + r);
+  };
   const int64_t panels = n_panels(block.n);
   // A tile after the other reads rows as they lie. Of input too large to stay near, some columns do, for all tiles.
   const bool is_near = block.n * columns * int64_t(sizeof(float)) <= kNearBytes;
   std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
+  find_rows(0);
   for (Place here = {0, 0}, next; here.start < n_rows && here.first < columns; here = next) {
     const int64_t depth = std::min(kDepth, columns - here.first);
-    for (int r = 0; r < kTileRows; r++) tile.take(r, row_at(here.start + r), here.first, depth);
+    for (int r = 0; r < kTileRows; r++) tile.take(r, rows[r], here.first, depth);
     next = is_near ? here.along_rows(columns) : here.down_rows(n_rows);
     const bool is_last = next.start >= n_rows || next.first >= columns;
-    ahead.fill(is_last ? Place{kGroupRows, 0} : next, columns, panels * Tile::n_strips(depth), row_at);
+    const Place then = is_last ? Place{kGroupRows, 0} : next;
+    if (then.start != here.start) find_rows(then.start);
+    ahead.fill(rows, then.first, columns, panels * Tile::n_strips(depth));
     for (int64_t p = 0; p < panels; p++) {
       const int lanes = lanes_of(block.n, p);
       const float* part = Tile::part(block.packed + p * kPanel * columns, here.first, lanes);

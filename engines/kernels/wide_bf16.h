@@ -15,15 +15,11 @@ inline void pair_lanes(int64_t columns, int lanes, const float* from, float* to)
   }
 }
 
-// Pairs the columns of a block's packed input.
-inline void pair_block(int64_t n, int64_t columns, float* packed) {
-  for (int64_t p = 0; p < n_panels(n); p++) {
-    const int lanes = lanes_of(n, p);
-    float* panel = packed + p * kPanel * columns;
-    if (lanes == 8) pair_lanes<f8>(columns, lanes, panel, panel);
-    else
-      for (int lane = 0; lane < lanes; lane += kLanes) pair_lanes<fN>(columns, lanes, panel + lane, panel + lane);
-  }
+// Pairs the columns of a packed panel.
+inline void pair_panel(int64_t columns, int lanes, float* panel) {
+  if (lanes == 8) pair_lanes<f8>(columns, lanes, panel, panel);
+  else
+    for (int lane = 0; lane < lanes; lane += kLanes) pair_lanes<fN>(columns, lanes, panel + lane, panel + lane);
 }
 
 #ifdef JOULEBENCH_BF16

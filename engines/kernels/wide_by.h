@@ -6,13 +6,15 @@
 #include "wide_bf16.h"
 #include "wide_rounded.h"
 
-// Makes of a block's packed input what `of` is multiplied with.
-inline void ready_block(int64_t n, const Matrix& of, float* packed) {
-  if (of.arithmetic == kByInt8) round_block(n, of, packed);
-  if (is_by_pairs(of)) pair_block(n, of.columns, packed);
+// Makes of one packed panel of n rows what `of` is multiplied with. packed: of the first panel.
+inline void ready_panel(int64_t panel, int64_t n, const Matrix& of, float* packed) {
+  const int lanes = lanes_of(n, panel);
+  float* one = packed + panel * kPanel * of.columns;
+  if (of.arithmetic == kByInt8) round_panel(of.columns, lanes, is_by_bytes(of), one);
+  if (is_by_pairs(of)) pair_panel(of.columns, lanes, one);
 }
 
-// multiply_group of wide.h, for what ready_block left. All rows are stored alike.
+// multiply_group of wide.h, for what ready_panel left. All rows are stored alike.
 template <class F>
 inline void multiply_group_by(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {
   const Matrix& first = *row_at(0).matrix;

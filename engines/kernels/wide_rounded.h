@@ -61,12 +61,6 @@ inline void round_panel(int64_t columns, int lanes, bool by_bytes, float* panel)
   }
 }
 
-// Rounds a block's packed input, of which `of` is multiplied with.
-inline void round_block(int64_t n, const Matrix& of, float* packed) {
-  for (int64_t p = 0; p < n_panels(n); p++)
-    round_panel(of.columns, lanes_of(n, p), is_by_bytes(of), packed + p * kPanel * of.columns);
-}
-
 // Columns first .. first + n - 1 of a row, raised by 128 or, nibbles, by 8, and the scale of each 32 of them.
 inline void raise_row(const Matrix& m, int64_t row, int64_t first, int64_t n, uint8_t* out, float* scales) {
   if (m.format == kInt8) {

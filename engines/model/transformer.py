@@ -22,6 +22,7 @@ from torch import Tensor
 from engines.decode_layout import PLAIN
 from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
+from engines.freed_memory import keep_freed_memory
 from engines.kernels import native
 from engines.kernels.decoder import mix_laid_out
 from engines.model.accelerator import (
@@ -75,6 +76,7 @@ class Transformer:
     def __init__(self, checkpoint: Checkpoint, backend: Backend | None = None, experts_stay: bool = False) -> None:
         """backend: None computes on the CPU in fp32, with the kernels where they serve. experts_stay: on the host; an
         engine brings them when they are called."""
+        keep_freed_memory()
         self.config = checkpoint.config
         self._device = None if backend is None else backend.device
         self._dtype = torch.float32 if backend is None else backend.dtype
