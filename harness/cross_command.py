@@ -140,7 +140,9 @@ def _asked(
     from harness.cross.table import Question
     from harness.problems import nearest
 
-    problems, sheets, shape, source = [], [], None, None
+    problems, shape, source = [], None, None
+    sheets: dict[str, Sheet] = {}
+    machines: dict[str, str] = {}
     try:
         shape = shape_named(model)
         if shape.n_sparse_layers == 0:
@@ -158,19 +160,25 @@ def _asked(
         problems.append(f"--routing: {error}")
     for name in dict.fromkeys(machine or available_sheets()):
         try:
-            sheets.append(load_sheet(Path(name) if name.endswith(".toml") else name))
+            sheet = load_sheet(Path(name) if name.endswith(".toml") else name)
         except DeviceError as error:
             problems.append(f"--machine: {error}")
+            continue
+        if sheet != sheets.setdefault(sheet.name, sheet):
+            both = f"{machines[sheet.name]!r} and {name!r}"
+            problems.append(
+                f"--machine: {both} are both called {sheet.name}; give each file, and its sheet, its own name"
+            )
+        machines[sheet.name] = name
     unknown = [name for name in technique or () if name not in PRESETS]
     problems += [f"--technique {name}: no such technique; {nearest(name, list(PRESETS))}" for name in unknown]
     for problem in problems:
         typer.echo(f"error: {printable(problem)}", err=True)
     if problems or shape is None or source is None:
         raise typer.Exit(EXIT_BAD_PLAN)
-    if machine is None:
-        sheets = [sheet for sheet in sheets if sheet.only_for is None]
     question = Question(shape, source, prompt, decode, chunk, recall)
-    return question, sheets, tuple(dict.fromkeys(technique or PRESETS))
+    found = [sheet for sheet in sheets.values() if machine is not None or sheet.only_for is None]
+    return question, found, tuple(dict.fromkeys(technique or PRESETS))
 
 
 def _forms(weights: str) -> Quantisation:

@@ -25,7 +25,7 @@ from harness.cross.arms import Arm, arms_on
 from harness.cross.pages import Machine
 from harness.cross.sensitivity import effects
 from harness.cross.table import Question, Row, are_bounds, cross_table, dominates, records, with_front
-from tests.toy_sheet import figure
+from tests.toy_sheet import TOY_TOML, figure
 
 QWEN = shape_named("qwen3-30b-a3b")
 SMALL = ModelShape("small", 2, 64, 4, 2, 16, 0, 8, 2, 32, 100)
@@ -309,6 +309,19 @@ def test_arithmetic_is_no_form_that_a_sheet_prices() -> None:
     told = CliRunner().invoke(app, ["cross", "--weights", '{ experts = "int8", arithmetic = "int8" }'])
     assert told.exit_code == 2
     assert "arithmetic: no sheet has prices for it" in told.output
+
+
+def test_two_machines_of_one_name_are_refused_and_one_is_asked_once(tmp_path: Path) -> None:
+    first, again = tmp_path / "mine.toml", tmp_path / "again" / "mine.toml"
+    again.parent.mkdir()
+    first.write_text(TOY_TOML.replace('name = "toy"', 'name = "mine"'))
+    again.write_text(first.read_text().replace("8.0", "9.0"))
+    asked = ["cross", "--prompt", "4", "--decode", "1", "--technique", "coreml-cpu", "--json", "--model", "phi-3.5-moe"]
+    told = CliRunner().invoke(app, [*asked, "--machine", str(first), "--machine", str(again)])
+    assert told.exit_code == 2
+    assert f"'{first}' and '{again}' are both called mine" in told.output
+    once = CliRunner().invoke(app, [*asked, "--machine", str(first), "--machine", f"{tmp_path}/./mine.toml"])
+    assert [row["machine"] for one in json.loads(once.stdout) for row in one["rows"]] == ["mine"], once.output
 
 
 def test_a_sheet_with_shares_of_its_peaks_is_no_bound() -> None:
