@@ -74,8 +74,9 @@ inline void narrow_experts(const Experts& e, int n_threads) {
       if (!e.is_made(call)) continue;
       const int64_t start = call * width;
       // All gate rows of a chunk and then all up rows: four places are read at a time and not eight.
+      const int64_t from = std::max(begin, start) - start, to = std::min(end - start, width);
       const auto each_product = [&](const Matrix& m, const auto& take) {
-        in_streams(std::max(begin, start) - start, std::min(end - start, width), [&](int64_t i, int64_t step, int n) {
+        in_streams(m, from, to, [&](int64_t i, int64_t step, int n) {
           in_pieces(e, call, [&](int64_t first, int rows) {
             float results[kStreams * kMaxTokens] = {};
             dot(m, i, step, n, rows, input + first * up_stride, results);
@@ -84,8 +85,9 @@ inline void narrow_experts(const Experts& e, int n_threads) {
           });
         });
       };
-      each_product(e.gate(call), [](float& to, float gate) { to = gate / (1 + std::exp(-gate)); });
-      each_product(e.up(call), [](float& to, float up) { to *= up; });
+      each_product(e.gate(call), [](float& into, float gate) { into = gate; });
+      for (int64_t r = e.first_C[call]; r < e.first_C[call + 1]; r++) silu_row(inner_RI + r * width + from, to - from);
+      each_product(e.up(call), [](float& into, float up) { into *= up; });
     }
   });
   const Timed timed_down(kDown);
@@ -94,7 +96,7 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   // A chunk owns outputs, not calls, so that no two threads add to the same one.
   in_row_chunks(hidden, row_bytes(e.down(0)), e.n_calls, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = e.first_made; call < e.end_made; call++) {
-      in_streams(begin, end, [&](int64_t h, int64_t step, int n) {
+      in_streams(e.down(call), begin, end, [&](int64_t h, int64_t step, int n) {
         in_pieces(e, call, [&](int64_t first, int rows) {
           float results[kStreams * kMaxTokens] = {};
           dot(e.down(call), h, step, n, rows, prepared + first * down_stride, results);

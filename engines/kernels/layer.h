@@ -58,13 +58,12 @@ struct AttentionLayer {
 
 // Which experts a token goes to. Of equal scores the lower index wins.
 inline void route_row(const float* score_E, int64_t n_experts, int64_t top_k, int64_t* ids_K) {
-  for (int64_t k = 0; k < top_k; k++) {
-    int64_t best = -1;
-    for (int64_t e = 0; e < n_experts; e++) {
-      const bool taken = std::find(ids_K, ids_K + k, e) != ids_K + k;
-      if (!taken && (best < 0 || score_E[e] > score_E[best])) best = e;
-    }
-    ids_K[k] = best;
+  int64_t n = 0;
+  for (int64_t e = 0; e < n_experts; e++) {
+    if (n == top_k && !(score_E[e] > score_E[ids_K[n - 1]])) continue;
+    int64_t k = n < top_k ? n++ : n - 1;  // the last one gives way
+    for (; k > 0 && score_E[e] > score_E[ids_K[k - 1]]; k--) ids_K[k] = ids_K[k - 1];
+    ids_K[k] = e;
   }
 }
 
@@ -95,9 +94,6 @@ inline void choose_row(const Router& router, float* score_E, int64_t* ids_K, flo
   for (int64_t k = 0; k < top_k; k++) weights_K[k] *= (router.normalise ? 1.0f / total : 1.0f) * router.scale;
 }
 
-// Weights of one chunk: 64 KB, which one thread reads in about 2 us.
-constexpr int64_t kRouterChunk = 16 << 10;
-
 // The experts ids[T, K] of each token and their weights. Each score is one row's, whoever computes it.
 inline void route(const Router& router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK,
                   int n_threads) {
@@ -105,13 +101,10 @@ inline void route(const Router& router, const float* x, int64_t n_tokens, int64_
   thread_local std::vector<float> buffer;
   const int64_t n_experts = router.n_experts, top_k = router.top_k, hidden = router.hidden;
   float* score_E = scratch(buffer, n_experts);
+  const Matrix weights = {router.weight_EH, nullptr, n_experts, hidden, kFp32, 0, kByFp32};
+  const Product scores = {&weights, router.bias_E, score_E};
   for (int64_t t = 0; t < n_tokens; t++, ids_TK += top_k, weights_TK += top_k) {
-    in_chunks(n_experts, kRouterChunk / hidden + 1, n_threads, [&](int64_t begin, int64_t end) {
-      for (int64_t e = begin; e < end; e++) {
-        dot_in_order<Fp32, 1, 1>(router.weight_EH + e * hidden, 1, hidden, x + t * hidden, score_E + e);
-        if (router.bias_E) score_E[e] += router.bias_E[e];
-      }
-    });
+    narrow_products(&scores, 1, x + t * hidden, 1, n_threads);
     choose_row(router, score_E, ids_TK, weights_TK);
   }
 }

@@ -209,11 +209,24 @@ inline void dot(const Matrix& m, int64_t row, int64_t step, int n_rows, int n_to
   }
 }
 
+inline int64_t row_bytes(const Matrix& m) { return std::max<int64_t>(1, m.columns * kBits[m.format] / 8); }
+
+// Asks for the beginnings of four places: no row before them did.
+__attribute__((always_inline)) inline void ask_first(const Matrix& m, int64_t row, int64_t step) {
+  const int64_t at_once = std::min(kAhead, step * row_bytes(m));
+  for (int r = 0; r < kStreams; r++) ask_ahead((const char*)m.values + (row + r * step) * row_bytes(m), at_once, 0);
+  if (m.format != kInt4) return;
+  const int64_t n_scales = at_once * 2 >> m.group_bits;
+  for (int r = 0; r < kStreams; r++)
+    ask_ahead((const float*)m.scales + ((row + r * step) * m.columns >> m.group_bits), n_scales * sizeof(float), 0);
+}
+
 // visit(row, step, n) for all rows from begin to end, four at a time from four places: each place is then read in order,
 // which rows next to each other, short as narrow formats make them, would not be.
 template <class F>
-inline void in_streams(int64_t begin, int64_t end, const F& visit) {
+inline void in_streams(const Matrix& m, int64_t begin, int64_t end, const F& visit) {
   const int64_t step = (end - begin) / kStreams;
+  if (step > 0) ask_first(m, begin, step);
   for (int64_t row = begin; row < begin + step; row++) visit(row, step, kStreams);
   for (int64_t row = begin + kStreams * step; row < end; row++) visit(row, 1, 1);
 }
@@ -283,8 +296,6 @@ inline void in_row_chunks(int64_t n_rows, int64_t row_bytes, int64_t n_matrices,
     (*j.body)(begin, j.chunks.after(begin));
   }, &job);
 }
-
-inline int64_t row_bytes(const Matrix& m) { return std::max<int64_t>(1, m.columns * kBits[m.format] / 8); }
 
 // Input rows as rows of `m` want them; x itself where that is the plain way.
 inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, std::vector<float>& buffer) {

@@ -157,7 +157,7 @@ class Pool {
       const auto spin = std::chrono::microseconds(spin_us_.load(std::memory_order_relaxed));
       const auto until = std::chrono::steady_clock::now() + spin;
       while (is_chosen(number) && !is_called(number) && std::chrono::steady_clock::now() < until)
-        for (int i = 0; i < 32; i++) relax();
+        for (int i = 0; i < 32 && !is_called(number); i++) relax();
       if (!is_called(number)) {
         std::unique_lock<std::mutex> lock(sleeping_);
         if (is_chosen(number)) {

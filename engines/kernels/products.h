@@ -43,7 +43,7 @@ inline void narrow_products(const Product* products, int n_products, const float
       const int64_t rows = p.matrix->rows;
       const float* input = inputs[int(input_of(*p.matrix))];
       const int64_t from = p.first + std::max(begin, start) - start, to = p.first + std::min(end - start, p.n_made());
-      in_streams(from, to, [&](int64_t row, int64_t step, int n) {
+      in_streams(*p.matrix, from, to, [&](int64_t row, int64_t step, int n) {
         float results[kStreams * kMaxTokens] = {};
         dot(*p.matrix, row, step, n, int(n_tokens), input, results);
         for (int r = 0; r < n; r++)

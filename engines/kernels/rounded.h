@@ -293,8 +293,12 @@ struct NibbleScales {
     const uN group = (uN{0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3} << 5) >> uint32_t(group_bits);
     return (fN)_mm512_maskz_permutexvar_ps(kAll, (__m512i)group, _mm512_maskz_loadu_ps(there, from));
 #else
-    const float second = from[group_bits == 5];
-    return f8{from[0], from[0], second, second, from[0], from[0], second, second};
+    if (group_bits > 5) return f8{} + from[0];
+#if defined(JOULEBENCH_AVX2)  // GCC 12 puts the eight together one by one
+    return (f8)_mm256_permute_ps(_mm256_castpd_ps(_mm256_set1_pd(load<double>(from))), 0x50);
+#else
+    return f8{from[0], from[0], from[1], from[1], from[0], from[0], from[1], from[1]};
+#endif
 #endif
   }
 };
@@ -315,8 +319,13 @@ inline void dot_int4_bytes(const Matrix& m, int64_t row, int64_t step, const flo
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++) {
         const float* of = x + t * stride;
-        wN parts = add_products(load<wN>(of + 2 * kLanes), low, load<bN>(of));
-        parts = add_products(parts, high, load<bN>(of + kLanes));
+        wN parts = load<wN>(of + 2 * kLanes);
+#if defined(JOULEBENCH_AVX2) && !defined(JOULEBENCH_VNNI)
+        const wN pairs = add_word_pairs(wN{}, (wN)low, load<wN>(of));
+        parts = with_pairs(parts, add_word_pairs(pairs, (wN)high, load<wN>(of + kLanes)));
+#else
+        parts = add_products(add_products(parts, low, load<bN>(of)), high, load<bN>(of + kLanes));
+#endif
         totals[r][t] += __builtin_convertvector(parts, fN) * (load<fN>(of + 3 * kLanes) * scale);
       }
     }

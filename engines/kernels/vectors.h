@@ -146,13 +146,18 @@ inline F silu(F x) {
 inline void silu_row(float* x, int64_t n) {
   int64_t c = 0;
   for (; c + kLanes <= n; c += kLanes) store(x + c, silu(load<fN>(x + c)));
-  for (; c < n; c++) x[c] = x[c] / (1 + std::exp(-x[c]));
+  if (c == n) return;
+  fN rest = {};  // by the same steps, so that a number's bits do not depend on where it stands
+  std::memcpy(&rest, x + c, (n - c) * sizeof(float));
+  rest = silu(rest);
+  std::memcpy(x + c, &rest, (n - c) * sizeof(float));
 }
 
 // A core alone asks for too few lines at a time to keep the memory busy, however many rows it reads side by side. So each
-// line is asked for some time before it is read: this many bytes, of four rows. Only where it was seen to help: Zen 5, not Zen 3.
+// line is asked for some time before it is read: this many bytes, of four rows. It was seen to help a Zen 5, with AVX-512
+// and without, and to harm a Zen 3: not where the compiler names that or one before it.
 constexpr int64_t kAhead = 1024, kLine = 64;
-#if defined(JOULEBENCH_AVX512)
+#if defined(JOULEBENCH_AVX2) && !defined(__znver1__) && !defined(__znver2__) && !defined(__znver3__)
 constexpr bool kAsksAhead = true;
 #else
 constexpr bool kAsksAhead = false;
