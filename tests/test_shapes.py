@@ -73,6 +73,8 @@ def test_a_shape_is_read_from_a_config_on_disk(tmp_path: Path) -> None:
     other = tmp_path / "glm.json"
     other.write_bytes((folder / "config.json").read_bytes())
     assert shape_named(str(other)) == replace(read, name="glm")
+    other.write_text(json.dumps(PUBLISHED["GLM-4.7-Flash"].config | {"quantization_config": {"quant_method": "gptq"}}))
+    assert shape_named(str(other)) == replace(read, name="glm"), "no weights are read, so their form is no matter"
     with pytest.raises(EngineError, match=r"no config\.json"):
         shape_named(str(tmp_path))
     with pytest.raises(EngineError, match=r"no config\.json"):

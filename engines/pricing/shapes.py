@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engines.errors import EngineError
-from engines.model.model_config import CONFIG_FILE, ModelConfig, parse_model_config, read_json, read_model_config
+from engines.model.model_config import CONFIG_FILE, ModelConfig, parse_model_config, read_json
 from engines.model.quantised import Quantisation, bits_of_value
 from engines.pricing.model_shape import LatentShape, WeightBits
 from engines.pricing.model_shape import ModelShape as ModelShape
@@ -70,9 +70,9 @@ def shape_named(name: str) -> ModelShape:
         raise EngineError(
             f"no shape {name!r}; name a published model ({', '.join(NAMED_SHAPES)}), or the path of its config.json"
         )
-    is_of_folder = path.name == CONFIG_FILE
-    config = read_model_config(path.parent) if is_of_folder else parse_model_config(read_json(path), None)
-    return own_shape(label_of_shape(name), config)
+    # How wide its weights are is asked, and no weights are read: any form of them will do.
+    raw = {key: value for key, value in read_json(path).items() if key != "quantization_config"}
+    return own_shape(label_of_shape(name), parse_model_config(raw, None))
 
 
 def quantised(shape: ModelShape, forms: Quantisation) -> ModelShape:
