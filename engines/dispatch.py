@@ -55,6 +55,11 @@ class Link(NamedTuple):
     target: Unit
 
 
+def way_to(unit: Unit) -> Link:
+    """On which weights come that lie in no unit's own memory: from the host's, and there from the file."""
+    return Link(FILE if unit == "cpu" else "cpu", unit)
+
+
 class LayerExpert(NamedTuple):
     """An expert of a layer."""
 

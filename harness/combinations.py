@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterator
 from functools import cache
 
 from devices.base import Unit
-from devices.models.links import FILE
 from devices.models.sheet import Kernel, Sheet, load_sheet
+from engines.dispatch import FILE, way_to
 from engines.kernels.compile import has as processor_has
 from engines.techniques.context import ChunkPhase
+from engines.techniques.move.caches import CacheParameters
+from engines.techniques.move.two_buffers import TwoBuffersParameters
 from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import GPU, HostsParameters
 from engines.techniques.place.priced import PricedParameters
@@ -90,9 +92,6 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
     wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
     if isinstance(technique, Composed) and technique.choices.move.moves_weights and not sheet.links:
         return "its weights travel, and its sheet has one memory for all units and no links"
-    computing = next((sheet.computing(unit) for unit in technique.units), "cpu")
-    if technique.loads_from_file and sheet.resource_between(FILE, computing) is None:
-        return "its weights come from a file, and its sheet prices no disk"
     for what, kernel, asked in wanted:
         unit = sheet.computing(asked)
         if unit not in sheet.units:
@@ -101,6 +100,22 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
             return f"{what} would be on {unit}, where its sheet has no price for them"
         if (why := sheet.units[unit].only_ratios) is not None:
             return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"
+    return _unreached(technique, sheet)
+
+
+def _unreached(technique: TechniqueSpec, sheet: Sheet) -> str | None:
+    """Why weights do not reach a unit of which every layer is fetched, or None. Of others prices say what travels."""
+    if not isinstance(technique, Composed) or not isinstance(
+        technique.choices.move, CacheParameters | TwoBuffersParameters
+    ):
+        return None
+    for unit in technique.units:
+        source, target = map(sheet.computing, way_to(unit))
+        if source == target or sheet.resource_between(source, target) is not None:
+            continue
+        if source == FILE:
+            return "its weights come from a file, and its sheet prices no disk"
+        return f"its weights come from the memory of {source}, and its sheet has no link from there to {target}"
     return None
 
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from devices.models.efficiency import Efficiency
-from devices.models.sheet import Sheet, load_sheet, parse_sheet
+from devices.models.sheet import Sheet, available_sheets, load_sheet, parse_sheet
 from engines.model.quantised import FORMS, Quantisation
 from engines.pricing.model_shape import ModelShape, WeightBits
 from engines.pricing.routing_sources import UniformRouting
@@ -24,7 +24,7 @@ from harness.conclusions import Effect
 from harness.cross.arms import Arm, arms_on
 from harness.cross.pages import Machine
 from harness.cross.sensitivity import effects
-from harness.cross.table import Question, Row, are_bounds, cross_table, dominates, records, with_front
+from harness.cross.table import Question, Row, are_bounds, cross_table, dominates, records, row_of, with_front
 from tests.toy_sheet import TOY_TOML, figure
 
 QWEN = shape_named("qwen3-30b-a3b")
@@ -108,6 +108,22 @@ def test_techniques_stand_on_units_that_a_machine_has() -> None:
     assert "no links" in str(arms["on-demand"].why_not)
     assert "only ratios" in str(arms["gpu"].why_not)
     assert {arm.technique for arm in arms.values()} == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", available_sheets())
+def test_what_a_machine_lacks_is_known_before_anything_is_priced(name: str) -> None:
+    """Of every technique: nothing ends in the middle of its cell."""
+    sheet, question = load_sheet(name), Question(SMALL, UniformRouting(), 4, 1, 4)
+    arms = [arm for arm in arms_on(sheet, SMALL) if arm.why_not is None]
+    found = {arm.name: row_of(question, arm, sheet) for arm in arms}
+    assert {arm: row.why_not for arm, row in found.items() if row.result == "not priced"} == {}
+
+
+def test_a_gpu_without_a_way_to_the_host_takes_nothing_that_is_fetched_from_there() -> None:
+    fetched = ("on-demand", "prefetch-hint", "router-pf", "est-pf", "hybrid-pf")
+    arms = arms_on(load_sheet("trn2"), QWEN, (*fetched, "gpu"))
+    told = "its weights come from the memory of cpu, and its sheet has no link from there to gpu"
+    assert [(arm.technique, arm.why_not) for arm in arms] == [*((one, told) for one in fetched), ("gpu", None)]
 
 
 def test_a_unit_that_another_stands_in_for_is_no_unit_of_the_machine() -> None:

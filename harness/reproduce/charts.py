@@ -61,7 +61,7 @@ def ratio_chart(rows: Sequence[Judged]) -> dict[str, Any] | None:
     y = alt.Y("lane:N", title=None, sort=None).axis(ticks=False, domain=False, labelPadding=8)
     lanes = [
         {"lane": f"{claim.source} {claim.klass}", "class": claim.klass, "claim": claim.id, "ratio": ratio}
-        for claim, ratio in found
+        for claim, ratio in sorted(found, key=lambda one: (one[0].source, RATIO_CLASSES.index(one[0].klass)))
     ]
     base = alt.Chart(alt.InlineData(values=lanes))
     band = (

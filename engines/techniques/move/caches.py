@@ -30,7 +30,7 @@ import numpy as np
 from pydantic import Field
 
 from engines.calls import Calls, Integers
-from engines.dispatch import FILE, NO_TRANSFERS, LayerExpert, Link, Prediction, Transfers
+from engines.dispatch import NO_TRANSFERS, LayerExpert, Prediction, Transfers, way_to
 from engines.errors import EngineError, FewSlotsError
 from engines.profile import Profile
 from engines.residency import Booleans, Residency, Slots
@@ -135,7 +135,7 @@ class Cache:
         self._stays_L: dict[int, frozenset[int]] = {}
         self._n_shared = slots.n if n_shared is None else n_shared
         self._bytes = context.bytes_to_move
-        self._links = (Link(FILE if self.unit == "cpu" else "cpu", self.unit),)
+        self._links = (way_to(self.unit),)
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
         assert seen.residency is not None  # it asks for slots

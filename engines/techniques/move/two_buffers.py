@@ -18,13 +18,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from engines.calls import Calls, Integers, distinct
-from engines.dispatch import FILE, NO_TRANSFERS, Link, Prediction, Routing, Transfers
+from engines.dispatch import NO_TRANSFERS, Prediction, Routing, Transfers, way_to
 from engines.errors import EngineError, FewSlotsError
 from engines.techniques.base import Moved
 from engines.techniques.context import Asks, BuildContext, LayerInput, ModelSizes
 from results.records import Record
-
-_CPU = (Link(FILE, "cpu"),)
 
 
 class TwoBuffersParameters(Record):
@@ -98,7 +96,7 @@ class TwoBuffers:
             layer_M = np.full(len(expert_M), ahead)
             layer_M[: len(missing_X)] = seen.layer
             bytes_M = np.full(len(expert_M), self._expert_bytes)
-            links = _CPU if calls.kinds[0].unit == "cpu" else (Link("cpu", calls.kinds[0].unit),)
+            links = (way_to(calls.kinds[0].unit),)
             transfers = Transfers(expert_M, layer_M, bytes_M, links, as_one=True)
         return Moved(transfers, (), len(called_X) - len(missing_X), len(missing_X), unused)
 
