@@ -363,6 +363,13 @@ def test_rms_norm_is_torchs(shape: tuple[int, ...]) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("shape", [(1, 7), (3, 40000), (512, 1024)])
+def test_sums_are_torchs_to_the_last_bit(shape: tuple[int, int]) -> None:
+    a, b = random(*shape), random(*shape, seed=4)
+    assert torch.equal(native.add(a, b), a + b)
+
+
+@needs_compiler
 def test_callers_at_the_same_time_do_not_mix_their_results() -> None:
     torch.set_num_threads(2)
     weight = random(2000, 128)

@@ -105,6 +105,14 @@ void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const fl
   });
 }
 
+// out[i] = a[i] + b[i]
+void joulebench_add(const float* a, const float* b, int64_t n, float* out, int32_t n_threads) {
+  const Timed timed(kNorms);
+  in_chunks(n, 1 << 15, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) out[i] = a[i] + b[i];
+  });
+}
+
 // See attention_block.
 void joulebench_attention(const AttentionLayer* layer, const float* x, int64_t n_tokens, const float* cos_TP,
                           const float* sin_TP, int64_t n_pairs, const Chunk* chunks, int64_t n_chunks, float* out,

@@ -167,6 +167,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
         "spin": (None, [i64]),
         "linear": (None, [pointer, pointer, i64, pointer, pointer, i32]),
         "experts": (None, [pointer, i64, *(pointer,) * 5, i64, pointer, i64, i64, i32]),
+        "add": (None, [pointer, pointer, i64, pointer, i32]),
         "rms_norm": (None, [pointer, i64, i64, pointer, f32, pointer, i32]),
         "attention": (None, [pointer, pointer, i64, pointer, pointer, i64, pointer, i64, pointer, i32]),
         "project": (None, [pointer, pointer, i64, pointer, pointer, i64, *(pointer,) * 3, i32]),

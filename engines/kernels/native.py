@@ -207,6 +207,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """Of the same shape; `serves(a, b)` must hold."""
+    assert a.shape == b.shape
+    out = torch.empty_like(a)
+    _kernels().joulebench_add(a.data_ptr(), b.data_ptr(), a.numel(), out.data_ptr(), torch.get_num_threads())
+    return out
+
+
 def attention_table(
     q_QH: Matrix,
     k_MH: Matrix,

@@ -41,6 +41,7 @@ from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ff
 from engines.model.guessed import GuessedStep
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
+from engines.model.norms import summed
 from engines.model.rope import LongRope, as_transformers
 from engines.model.router import route
 from engines.model.said_layouts import AskedLayouts, SaidLayouts
@@ -220,12 +221,12 @@ class Transformer:
             saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1, dtype=torch.float32) if wants_norm else None
             if weights.after_attention_norm is not None:
                 attended_TH = weights.after_attention_norm(attended_TH)
-            hidden_TH = hidden_TH + attended_TH
+            hidden_TH = summed(hidden_TH, attended_TH)
             normed_TH = weights.mlp_norm(hidden_TH)
             mixed_TH, plan = self._mlp(normed_TH, hidden_TH, weights.mlp, layer, saliency_T, asked)
             if weights.after_mlp_norm is not None:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
-            hidden_TH = hidden_TH + mixed_TH
+            hidden_TH = summed(hidden_TH, mixed_TH)
             plans.append(plan)
         return hidden_TH
 
@@ -374,7 +375,7 @@ def _brought(
 
 
 def _sum(mixed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
-    return mixed_TH if shared_TH is None else mixed_TH + shared_TH
+    return mixed_TH if shared_TH is None else summed(mixed_TH, shared_TH)
 
 
 def model_of(
