@@ -123,6 +123,16 @@ def test_charts_have_both_series(tmp_path: Path) -> None:
         assert points >= {(s, v) for s, v in [("theirs", "2.0"), ("ours", "1.0"), ("theirs", "5.0"), ("ours", "4.0")]}
 
 
+def test_a_printed_range_is_drawn_between_its_ends() -> None:
+    """000-072: 52 to 137 mJ."""
+    entries = (Entry("a", "NPUMoE", 100.0, claim="000-072"), Entry("a", "GPU", 50.0))
+    table = SourceTable("Fig. 15", "t", "mJ", "arm", entries, "n", picture="bars")
+    told = json.dumps(table_chart(ledger(), table))
+    assert json.dumps({"from": 52.0, "value": 137.0, "said": "52-137"})[1:-1] in told
+    alone = SourceTable("Fig. 15", "t", "mJ", "arm", entries[1:], "n", picture="bars")
+    assert '"said"' not in json.dumps(table_chart(ledger(), alone))
+
+
 def test_a_scatter_has_a_dot_for_each_row_with_both_figures() -> None:
     """Theirs of arm `a` has no y, so nothing is drawn of it."""
     entries = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.reproduce.findings import Judged, ratios
 from harness.reproduce.ledger import Class, Ledger
-from harness.reproduce.printed import Number
+from harness.reproduce.printed import Number, Range
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sensitivity import Tested
 from results.report.charts import page_spec
@@ -40,7 +40,9 @@ def table_chart(book: Ledger, table: SourceTable) -> dict[str, Any]:
     described = f"{table.name}: {table.title}, theirs and ours"
     if table.picture == "dots":
         return _dots(table, points, described)
-    return _bars(table, points, described) if table.picture == "bars" else _lines(table, points, described)
+    if table.picture == "bars":
+        return _bars(table, points, _ranges(book, table), described)
+    return _lines(table, points, described)
 
 
 def ratio_chart(rows: Sequence[Judged]) -> dict[str, Any] | None:
@@ -86,16 +88,34 @@ def _points(book: Ledger, table: SourceTable) -> list[dict[str, Any]]:
     return found
 
 
-def _bars(table: SourceTable, points: list[dict[str, Any]], described: str) -> dict[str, Any]:
+def _ranges(book: Ledger, table: SourceTable) -> list[dict[str, Any]]:
+    """Where the source prints a range: from, value: its ends."""
+    found = []
+    for entry in table.entries:
+        printed = book.claims[entry.claim].printed if entry.claim and entry.theirs is None else None
+        if isinstance(printed, Range):
+            ends = {"from": printed.low.value, "value": printed.high.value, "said": str(printed)}
+            found.append({"row": entry.row, "column": entry.column, "series": SERIES[0], **ends})
+    return found
+
+
+def _bars(
+    table: SourceTable, points: list[dict[str, Any]], ranges: list[dict[str, Any]], described: str
+) -> dict[str, Any]:
+    """A range is a paler bar between its ends."""
     import altair as alt
 
     one_column = len(table.columns) == 1
-    named = [
-        point | {"place": point["row"] if one_column else f"{point['row']}, {point['column']}"} for point in points
-    ]
-    base = alt.Chart(alt.InlineData(values=named))
+
+    def named(drawn: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [one | {"place": one["row"] if one_column else f"{one['row']}, {one['column']}"} for one in drawn]
+
+    base = alt.Chart(alt.InlineData(values=named(points)))
+    between = alt.Chart(alt.InlineData(values=named(ranges)))
     axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=260)
-    y = alt.Y("place:N", title=None, sort=None, axis=axis)
+    places = [name if one_column else f"{name}, {column}" for name in table.rows for column in table.columns]
+    there = {one["place"] for one in named([*points, *ranges])}
+    y = alt.Y("place:N", title=None, sort=[place for place in places if place in there], axis=axis)
     offset = alt.YOffset("series:N", sort=list(SERIES))
     x = alt.X("value:Q", title=table.unit).axis(tickCount=5)
     fill = alt.Fill("series:N", legend=None).scale(domain=list(SERIES), range=list(FILLS))
@@ -103,9 +123,17 @@ def _bars(table: SourceTable, points: list[dict[str, Any]], described: str) -> d
     words = base.mark_text(align="left", dx=4, color="var(--ink)", fontSize=10).encode(
         x=x, y=y, yOffset=offset, text=alt.Text("value:Q", format=".4~g")
     )
-    n_places = len({point["place"] for point in named})
-    n_series = len({point["series"] for point in named})
-    return page_spec(alt.layer(drawn, words), HEAD_PX + BAR_PX * n_series * n_places, described)
+    layers = [drawn, words]
+    if ranges:
+        ends = between.mark_bar(height={"band": 0.85}, fillOpacity=0.5).encode(
+            x=alt.X("from:Q", title=table.unit), x2="value:Q", y=y, yOffset=offset, fill=fill
+        )
+        said = between.mark_text(align="left", dx=4, color="var(--ink)", fontSize=10).encode(
+            x=alt.X("value:Q", title=table.unit), y=y, yOffset=offset, text="said:N"
+        )
+        layers += [ends, said]
+    n_series = len({one["series"] for one in [*points, *ranges]})
+    return page_spec(alt.layer(*layers), HEAD_PX + BAR_PX * n_series * len(there), described)
 
 
 def _dots(table: SourceTable, points: list[dict[str, Any]], described: str) -> dict[str, Any]:

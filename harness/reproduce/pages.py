@@ -28,6 +28,7 @@ td .ours { color: var(--accent-2); font-weight: 600; }
 td.held, td.missed { min-width: 7rem; max-width: 14rem; }
 td.missed { font-weight: 600; }
 .figures td.many { white-space: normal; max-width: 12rem; }
+.figures caption { white-space: nowrap; }
 td.why { min-width: 14rem; max-width: 34rem; }
 table.counts { width: auto; }
 """
