@@ -155,9 +155,13 @@ inline void silu_row(float* x, int64_t n) {
 
 // A core alone asks for too few lines at a time to keep the memory busy, however many rows it reads side by side. So each
 // line is asked for some time before it is read: this many bytes, of four rows. It was seen to help a Zen 5, with AVX-512
-// and without, and to harm a Zen 3: not where the compiler names that or one before it.
+// and without, and to harm a Zen 3: not where the compiler names that or one before it, which have no AVX-512. GCC 12 takes
+// later ones for a Zen 3.
 constexpr int64_t kAhead = 1024, kLine = 64;
-#if defined(JOULEBENCH_AVX2) && !defined(__znver1__) && !defined(__znver2__) && !defined(__znver3__)
+#if defined(__znver1__) || defined(__znver2__) || defined(__znver3__)
+#define JOULEBENCH_EARLY_ZEN
+#endif
+#if defined(JOULEBENCH_AVX512) || (defined(JOULEBENCH_AVX2) && !defined(JOULEBENCH_EARLY_ZEN))
 constexpr bool kAsksAhead = true;
 #else
 constexpr bool kAsksAhead = false;
