@@ -19,7 +19,17 @@ from engines.kernels import compile as compiling
 from engines.kernels import native
 from engines.model.architecture import RouterConfig
 from engines.model.experts import ExpertWeights, GatedWeights, execute, widened_linear
-from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4, rounded_to_int8, store
+from engines.model.quantised import (
+    Arithmetic,
+    Form,
+    quantise_fp8,
+    quantise_int4,
+    quantise_int8,
+    quantise_mxfp4,
+    rounded,
+    rounded_to_int8,
+    store,
+)  # fmt: skip
 from engines.model.rope import turn
 from engines.model.router import RouterWeights, route
 from engines.oracle import mix_experts
@@ -336,6 +346,47 @@ def test_attention_block_is_its_definition(
     assert relative_error(found, expected) < 3e-6
     assert relative_error(keys[:, n_past : n_past + n_new], new_keys) < 1e-6
     assert keys[:, n_past + n_new :].isnan().all()
+
+
+def attended(cut: list[int], form: Form, window: int | None, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """What six heads of 16 find for tokens that come in pieces of `cut`, behind what is cached before them all."""
+    matrices = [store(torch.eye(rows, 96), form, ARITHMETICS[form]) for rows in (96, 32, 32, 96)]
+    sinks = random(6, seed=4)
+    table = native.attention_table(*matrices, (None,) * 4, None, sinks, 16, window, 0.25, neighbours=False)
+    assert table is not None
+    pieces, done, n_past = list[Tensor](), 0, keys.shape[1] - len(query)
+    for n in cut:
+        pieces.append(native.attend_cached(query[done : done + n], table, [(keys, values, n_past + done, n)]))
+        done += n
+    return torch.cat(pieces)
+
+
+ARITHMETICS: dict[Form, Arithmetic] = {"fp32": "fp32", "bf16": "bf16"}
+by_form = pytest.mark.parametrize("form", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+
+
+@needs_compiler
+@by_form
+@pytest.mark.parametrize("window", [None, 7, 100])
+def test_attention_is_the_same_however_a_prompt_is_cut(form: Form, window: int | None) -> None:
+    query, (keys, values) = random(400, 96), (random(2, 430, 16, seed=1), random(2, 430, 16, seed=2))
+    whole = attended([400], form, window, query, keys, values)
+    assert torch.equal(attended([33, 90, 277], form, window, query, keys, values), whole)
+
+
+@needs_compiler
+@needs_bf16
+@pytest.mark.parametrize("window", [None, 7, 100])
+def test_attention_in_bf16_rounds_queries_keys_and_values_and_shares(window: int | None) -> None:
+    """What is rounded already comes to the same bits. Shares, and then what they give, lose up to 2^-8."""
+    query, (keys, values) = random(400, 96), (random(2, 430, 16, seed=1), random(2, 430, 16, seed=2))
+    found = attended([400], "bf16", window, query, keys, values)
+    query, keys, values = (rounded(x, "bf16") for x in (query, keys, values))
+    assert torch.equal(found, attended([400], "bf16", window, query, keys, values))
+    exact = attended([400], "fp32", window, query, keys, values)
+    bound = attended([400], "fp32", window, query, keys, values.abs())  # the shares' sum of magnitudes
+    assert ((found - exact).abs() <= (2**-8 + 2**-8 + 2**-16) * bound + 1e-5).all()
+    assert not torch.equal(found, rounded(exact, "bf16"))
 
 
 @needs_compiler

@@ -18,6 +18,7 @@
 #include "pool.h"
 #include "products.h"
 #include "vectors.h"
+#include "wide_attention.h"
 
 // x / sqrt(mean(x^2) + eps) * weight of one row; out may be x.
 inline void rms_norm_row(const float* x, int64_t width, const float* weight, float eps, float* out) {
@@ -158,7 +159,7 @@ inline void attend_rows(const AttentionLayer& layer, const float* query, int64_t
   float* mixed = scratch(buffer, n_tokens * q_width);
   const auto attention_of = [&](const Chunk& chunk) {
     return Attention{chunk.keys, chunk.values, chunk.head_stride, layer.n_heads, layer.n_kv_heads, layer.dim,
-                     layer.window, layer.scale, layer.sinks};
+                     layer.window, layer.scale, layer.sinks, is_by_pairs(layer.out)};
   };
   const auto has_many = [](const Chunk& chunk) { return chunk.n_tokens > 1; };
   for (const Chunk *chunk = chunks, *end = chunks + n_chunks; chunk < end;) {

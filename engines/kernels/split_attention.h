@@ -44,7 +44,7 @@ inline bool split_attention(const AttentionLayer& layer, const float* x, const f
   };
   cached(first, n_own, key + first * dim, value + first * dim);
   const Attention heads = {chunk.keys + first * stride, chunk.values + first * stride, stride, n_own * per_kv, n_own, dim,
-                           layer.window, layer.scale, layer.sinks ? layer.sinks + first * per_kv : nullptr};
+                           layer.window, layer.scale, layer.sinks ? layer.sinks + first * per_kv : nullptr, false};
   const OneQuery one = {heads, query + first * per_kv * dim, chunk.position, own};
   attend_ones(1, n_own, n_threads, [&](int64_t) { return one; });
   std::memcpy(own + n_own * per_kv * dim, key + first * dim, size_t(n_own * dim) * sizeof(float));

@@ -25,9 +25,9 @@ inline void pair_panel(int64_t columns, int lanes, float* panel) {
 #ifdef JOULEBENCH_BF16
 
 // As `multiply` of wide.h; weights: a word for two columns.
-template <class F, int R, int V>
+template <class F, int R, int V, bool ByColumn = false, class A = NothingAhead>
 inline void multiply_pairs(const int32_t* weights, int64_t stride, const float* panel, int64_t n_words, float* tile,
-                           Ahead& ahead) {
+                           A&& ahead = {}) {
   constexpr int kEach = sizeof(F) / sizeof(float);
   typedef decltype(F{} < F{}) W;
   F sums[R][V] = {};
@@ -38,7 +38,7 @@ inline void multiply_pairs(const int32_t* weights, int64_t stride, const float* 
     for (int v = 0; v < V; v++) x[v] = load<W>(panel + (k * V + v) * kEach);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      const W weight = W{} + weights[r * stride + k];
+      const W weight = W{} + weights[ByColumn ? k * stride + r : r * stride + k];
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) sums[r][v] = add_pair_products(sums[r][v], weight, x[v]);
     }

@@ -22,7 +22,7 @@ from engines.model.architecture import AttentionConfig, LatentConfig, ModelConfi
 from engines.model.experts import widened_linear
 from engines.model.key_value_cache import SharedRows, Step
 from engines.model.norms import NormWeights
-from engines.model.quantised import Matrix
+from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix, rounded
 from engines.model.rope import turn
 
 
@@ -91,12 +91,13 @@ def attend(
         key_MTD, value_MTD = _shared_by_head(step.shared, key_TM, value_TM, config.head_dim)
     _cache(step, layer, key_MTD, value_MTD)
     mixed = []
+    is_bf16 = isinstance(weights.out_HQ, QuantisedMatrix) and weights.out_HQ.arithmetic == "bf16"
     for chunk in step.chunks:
         view, keys, values = chunk.views[span], chunk.cache.keys[layer], chunk.cache.values[layer]
         key_MSD, value_MSD = keys[:, view.first : chunk.end], values[:, view.first : chunk.end]
-        mixed.append(
-            mix_values(query_NTD[:, chunk.rows], key_MSD, value_MSD, view.mask_TS, config.attention, weights.sinks_N)
-        )
+        query, sinks_N = query_NTD[:, chunk.rows], weights.sinks_N
+        arithmetic: Arithmetic = "bf16" if is_bf16 and chunk.n_tokens > 1 else "fp32"
+        mixed.append(mix_values(query, key_MSD, value_MSD, view.mask_TS, config.attention, sinks_N, arithmetic))
     return widened_linear(_rows_of_heads(mixed), weights.out_HQ, weights.out_bias_H)
 
 
@@ -197,9 +198,14 @@ def mix_values(
     mask_TS: Tensor | None,
     config: AttentionConfig,
     sinks_N: Tensor | None,
+    arithmetic: Arithmetic = "fp32",
 ) -> Tensor:
-    """softmax(scale * q k) v by head; each key/value head serves N/M query heads in a row. The softmax is fp32."""
-    if sinks_N is None and config.softcap is None:
+    """softmax(scale * q k) v by head; each key/value head serves N/M query heads in a row. The softmax is fp32.
+    arithmetic: queries, keys, values and shares before they are made to add up to 1 are `rounded` so."""
+    if arithmetic != "fp32":
+        query_NTD = rounded(config.scale * query_NTD, arithmetic) / config.scale
+        key_MSD, value_MSD = (rounded(x, arithmetic) for x in (key_MSD, value_MSD))
+    elif sinks_N is None and config.softcap is None:
         return F.scaled_dot_product_attention(
             query_NTD[None], key_MSD[None], value_MSD[None], attn_mask=mask_TS, scale=config.scale, enable_gqa=True
         )[0]
@@ -214,7 +220,11 @@ def mix_values(
         if mask_TS is not None:
             score_GTS = score_GTS.masked_fill(~mask_TS, float("-inf"))
         sink_G = None if sinks_N is None else sinks_N[served]
-        mixed.append(_softmax_with_sink(score_GTS, sink_G).to(value_SD.dtype) @ value_SD)
+        share_GTS = _softmax_with_sink(score_GTS, sink_G)
+        if arithmetic != "fp32":
+            largest_GT1 = share_GTS.amax(dim=-1, keepdim=True)
+            share_GTS = rounded(share_GTS / largest_GT1, arithmetic) * largest_GT1
+        mixed.append(share_GTS.to(value_SD.dtype) @ value_SD)
     return torch.cat(mixed)
 
 

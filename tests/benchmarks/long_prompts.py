@@ -56,15 +56,15 @@ def remarks() -> str:
     return (
         f"The models and forms of [engine speed](engine-speed.md), {torch.get_num_threads()} threads, batch 1. "
         "Operations are those of the matrices and of causal attention, whose part grows with the prompt; attention is "
-        f"fp32 in every form. A long prompt is to keep {SHARE} of the rate of {SHORT} tokens. Where products are of "
-        "int8 or bf16, a long prompt has a larger part of slower operations."
+        f"bf16 in the form bf16 by bf16 and fp32 in others. A long prompt is to keep {SHARE} of the rate of {SHORT} "
+        "tokens. Where products are of int8, a long prompt has a larger part of slower operations."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_models(parser)
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["f32", "int8", "int8 by int8"])
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["f32", "bf16 by bf16", "int8 by int8"])
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
     parser.add_argument("--turns", type=int, default=2)
     arguments = parser.parse_args()
