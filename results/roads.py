@@ -28,7 +28,7 @@ def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[
     parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
     parts += [road.instruction_set] if road.instruction_set else []
     parts += [road.dtype] if road.dtype and road.dtype != "float32" and with_chosen else []
-    parts += [f"{road.rounded_to} arithmetic"] if road.rounds_inputs and with_chosen else []
+    parts += [f"{width} arithmetic"] if with_chosen and (width := arithmetic_width(road)) else []
     parts += [f"build {road.build}"] if road.build else []
     parts += _thread_words(road) if with_chosen else []
     parts += [] if road.answers_are_seen else ["answers not seen"]
@@ -36,6 +36,13 @@ def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[
         parts += [f"{road.n_processes} processes, {road.links}" if road.n_processes > 1 else "one process"]
     parts += [f"prefill {road.prefill}"] if road.prefill else []
     return [*parts, f"decoding {road.decoding}"] if road.decoding else parts
+
+
+def arithmetic_width(road: Road) -> str | None:
+    """ "fp32", or what inputs of products were rounded to. None: of another engine, or told by `dtype`."""
+    if not of_ours(road) or road.dtype != "float32":
+        return None
+    return road.rounded_to if road.rounds_inputs else "fp32"
 
 
 def _thread_words(road: Road) -> list[str]:
@@ -121,7 +128,13 @@ def arithmetic_notes(run: RunData) -> list[str]:
     for device, environment in run.info.environments.items():
         roads = _distinct([t for cell in run.cells if cell.device == device for t in trials[cell.cell_id]])
         build = environment.build if not roads or any(of_ours(road) for road in roads) else None
-        words = [road_words(road) for road in roads] if build is None else [build_words(build)]
+        # A figure of products in bytes is not to pass for one of fp32, on a page where every arm computes so too.
+        widths = ", ".join(sorted({width for road in roads if (width := arithmetic_width(road))}))
+        words = (
+            [road_words(road) for road in roads]
+            if build is None
+            else [build_words(build) + (f"; {widths} arithmetic" if widths else "")]
+        )
         if words:
             devices.setdefault(" / ".join(words), []).append(device)
     return [f"{', '.join(names)}: computed by {words}." for words, names in devices.items()]

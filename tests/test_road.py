@@ -227,7 +227,8 @@ def test_roads_of_modelled_seconds_are_not_told_as_a_difference() -> None:
 def test_tables_name_every_road_of_a_cell() -> None:
     repeats = [trial("c1", 0, road=KERNELS), trial("c1", 1, road=KERNELS.model_copy(update={"n_threads": 1}))]
     made = run([cell("c1")], repeats)
-    words = [f"kernels, AVX2, build 0123456789ab, {n}, decoding fused" for n in ("2 threads", "1 thread")]
+    threads = ("2 threads", "1 thread")
+    words = [f"kernels, AVX2, fp32 arithmetic, build 0123456789ab, {n}, decoding fused" for n in threads]
     assert list(trials(made)["road"]) == words
     assert list(summary(made)["road"]) == [" / ".join(words)]
 
@@ -238,9 +239,19 @@ def test_rounding_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32(to: str) 
     cells = [cell("c1"), cell("c2", engine="other")]
     made = run(cells, [trial("c1", 0, road=KERNELS), trial("c2", 0, road=rounding)])
     assert f"{to} arithmetic" in road_words(rounding)
-    assert f"{to} arithmetic" not in road_words(KERNELS)
+    assert "fp32 arithmetic" in road_words(KERNELS)
     (note,) = road_notes(made)
-    assert f"{to} arithmetic" in note
+    assert note.endswith(f"(reference: fp32 arithmetic; other: {to} arithmetic).")
+
+
+@pytest.mark.parametrize(("rounded", "widths"), [((True,), "int8"), ((False,), "fp32"), ((True, False), "fp32, int8")])
+def test_a_run_says_its_arithmetic_where_all_arms_have_the_same_too(rounded: tuple[bool, ...], widths: str) -> None:
+    roads = [KERNELS.model_copy(update={"rounds_inputs": rounds}) for rounds in rounded]
+    cells = [cell(f"c{i}", engine=f"arm{i}") for i in range(len(roads))]
+    made = run(cells, [trial(f"c{i}", 0, road=road) for i, road in enumerate(roads)])
+    made.info.environments["host"] = made.info.environments["host"].model_copy(update={"build": BUILT})
+    (note,) = arithmetic_notes(made)
+    assert note.endswith(f"torch AVX512; {widths} arithmetic.")
 
 
 def test_a_gpu_is_not_said_to_compute_by_the_kernels_of_the_cpu() -> None:

@@ -212,6 +212,17 @@ def test_machines_are_paired_without_their_names_and_one_trial_has_no_interval(t
     assert (one.verdict, one.reason) == ("not tested", "1 and 1 trials: no interval from one")
 
 
+def test_an_arm_that_was_set_otherwise_is_told(tmp_path: Path) -> None:
+    own = {"dtype": "float32", "experts": "int8"}
+    folders = [
+        write_run(tmp_path / name, [cell("c1", engine_parameters=settings)], [made_trial("c1", 0, 1.0)])
+        for name, settings in (("a", own), ("b", {**own, "dtype": "bfloat16", "arithmetic": "int8"}), ("same", own))
+    ]
+    differs = "reference: the plan's settings differ: arithmetic not set → int8, dtype float32 → bfloat16."
+    assert differs in between(folders[0], folders[1]).notes
+    assert not any("settings differ" in note for note in between(folders[0], folders[2]).notes)
+
+
 def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:
     first = written(tmp_path / "a", times(1.0, 0), arm="one")
     second = written(tmp_path / "b", times(1.0, 0), arm="two")

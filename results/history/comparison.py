@@ -203,6 +203,7 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
     ):
         if number < len(side.cells):
             yield f"{len(side.cells) - number} cells of {side.name} have none like them on the other side: left out."
+    yield from dict.fromkeys(note for pair in pairs if (note := _settings_note(pair)))
     methods = {f.method for row in rows for f in (row.first, row.second) if f is not None and row.verdict != "refused"}
     if "modelled" in methods:
         yield "Modelled figures are a model's, not a meter's or a clock's; no difference within its error is certain."
@@ -219,6 +220,20 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
     yield f"Certain: p < {RATE:.2g} by Benjamini and Hochberg over all tested figures, and an interval without 0."
     if len({pair.first.device for pair in pairs} | {pair.second.device for pair in pairs}) > 1:
         yield "Of several machines: a difference is of machine, software and arm together."
+
+
+def _settings_note(pair: Pair) -> str | None:
+    """An arm of the same name may have other weights or other arithmetic in the other run."""
+    one, other = pair.first.engine_parameters, pair.second.engine_parameters
+    found = [
+        f"{key} {one.get(key, 'not set')} → {other.get(key, 'not set')}"
+        for key in sorted(one.keys() | other.keys())
+        if one.get(key) != other.get(key)
+    ]
+    if not found:
+        return None
+    arms = dict.fromkeys((pair.first.engine, pair.second.engine))
+    return f"{' → '.join(arms)}: the plan's settings differ: {', '.join(found)}."
 
 
 def _turns(row: Compared) -> bool:
