@@ -87,41 +87,41 @@ inline void prepare_pairs(const float* x, int64_t columns, float* prepared) {
 
 template <int R, int T>
 inline void dot_pairs(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
-  const int64_t stride = pairs_stride(m.columns), n_whole = m.columns / kPairLanes;
-  const uint16_t* rows[R];
-  for (int r = 0; r < R; r++) rows[r] = (const uint16_t*)m.values + (row + r * step) * m.columns;
+  const int64_t stride = pairs_stride(m.columns), n_whole = m.columns / kPairLanes, apart = step * m.columns;
+  const uint16_t* const rows = (const uint16_t*)m.values + row * m.columns;
   constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
-  const auto add = [&](int64_t i, int u, const wN (&weights)[R]) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-      for (int t = 0; t < T; t++)
-        sums[u][r][t] = add_pair_products(sums[u][r][t], weights[r], load<wN>(x + t * stride + i * kLanes));
-  };
-  const auto add_whole = [&](int64_t i, int u) {
+  const auto add = [&](int64_t i, int u, const auto& weight_of) {
     wN weights[R];
-    for (int r = 0; r < R; r++) weights[r] = load<wN>(rows[r] + i * kPairLanes);
-    add(i, u, weights);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) weights[r] = weight_of(rows + r * apart + i * kPairLanes);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) {
+      const wN input = load<wN>(x + t * stride + i * kLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) sums[u][r][t] = add_pair_products(sums[u][r][t], weights[r], input);
+    }
   };
+  const auto whole = [](const uint16_t* from) { return load<wN>(from); };
   int64_t i = 0;
   for (; i + U <= n_whole; i += U) {
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) ask_ahead(rows[r] + i * kPairLanes, U * kLine, ahead_of(R));
+    for (int r = 0; r < R; r++) ask_ahead(rows + r * apart + i * kPairLanes, U * kLine, ahead_of(R));
 #pragma GCC unroll 2
-    for (int u = 0; u < U; u++) add_whole(i + u, u);
+    for (int u = 0; u < U; u++) add(i + u, u, whole);
   }
-  for (; i < n_whole; i++) add_whole(i, 0);
-  if (m.columns % kPairLanes) {
-    wN weights[R] = {};
-    for (int r = 0; r < R; r++)
-      std::memcpy(&weights[r], rows[r] + i * kPairLanes, (m.columns - i * kPairLanes) * sizeof(uint16_t));
-    add(i, 0, weights);
-  }
-  for (int r = 0; r < R; r++)
-    for (int t = 0; t < T; t++) {
-      fN total = sums[0][r][t];
-      for (int u = 1; u < U; u++) total += sums[u][r][t];
-      out[r * T + t] = sum(total);
-    }
+  for (; i < n_whole; i++) add(i, 0, whole);
+  if (const int64_t rest = m.columns % kPairLanes)
+    add(i, 0, [&](const uint16_t* from) {
+      wN weight = {};
+      std::memcpy(&weight, from, rest * sizeof(uint16_t));
+      return weight;
+    });
+  const auto total = [&](int i) {
+    fN total = sums[0][i / T][i % T];
+#pragma GCC unroll 2
+    for (int u = 1; u < U; u++) total += sums[u][i / T][i % T];
+    return total;
+  };
+  sum_each<R * T>(total, out);
 }
