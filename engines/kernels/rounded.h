@@ -134,6 +134,22 @@ inline void scales_of(F largest, F not_a_number, F& scale, F& inverse) {
   inverse = largest > kLeastLargest ? (none + 127.0f) / largest : none;
 }
 
+inline float largest_of(f4 v) {
+  const f4 pairs = __builtin_shufflevector(v, v, 2, 3, 2, 3), most = v > pairs ? v : pairs;
+  return std::max(most[0], most[1]);
+}
+inline float largest_of(f8 v) {
+  const f4 low = __builtin_shufflevector(v, v, 0, 1, 2, 3), high = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+  return largest_of(low > high ? low : high);
+}
+#if defined(JOULEBENCH_AVX512)
+inline float largest_of(fN v) {
+  const f8 low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  const f8 high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  return largest_of(low > high ? low : high);
+}
+#endif
+
 // Up to 32 columns as bytes, the rest zeros; returns their scale.
 inline float round_columns(const float* x, int64_t n, int8_t* out) {
   alignas(64) float padded[kRoundedColumns] = {};
@@ -144,14 +160,16 @@ inline float round_columns(const float* x, int64_t n, int8_t* out) {
     most = size > most ? size : most;
     odd += value - value;
   }
-  float largest = 0;
-  for (int i = 0; i < kLanes; i++) largest = std::max(largest, most[i]);
   fN scale, inverse;
-  scales_of(fN{} + largest, fN{} + sum(odd), scale, inverse);
+  scales_of(fN{} + largest_of(most), fN{} + sum(odd), scale, inverse);
   for (int c = 0; c < kRoundedColumns; c += kLanes) {
     const fN scaled = load<fN>(padded + c) * inverse;
 #if defined(JOULEBENCH_AVX512)
     _mm_storeu_si128((__m128i*)(out + c), _mm512_maskz_cvtepi32_epi8(kAll, (__m512i)nearest(scaled)));
+#elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of words one by one
+    const __m256i whole = (__m256i)nearest(scaled);
+    const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64((__m128i*)(out + c), _mm_packs_epi16(halves, halves));
 #else
     const b8 bytes = __builtin_convertvector(nearest(scaled), b8);
     std::memcpy(out + c, &bytes, sizeof bytes);
