@@ -7,6 +7,7 @@ import io
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from devices.models.sheet import Sheet, parse_sheet
 from devices.models.sheet_text import sheet_text
 from devices.models.timeline import Timeline
 from engines.base import PhaseListener
-from engines.curves.host import FittedUnit, MadeModel, made_model
+from engines.curves.host import QUICK, THIN, WHOLE, FittedUnit, Grid, MadeModel, made_model
 from engines.curves.machine import FittedMachine, points_text, residual_rows, sheet_of_units
 from engines.curves.pieces import CALLS, Bench, tiled
 from engines.curves.prices import Known, Residual, add_engine_prices, kernel_prices, link_prices
@@ -259,7 +260,17 @@ def test_a_layer_whose_experts_have_few_rows_in_the_mean_is_of_that_curve(models
     """Two tokens give no expert more than two rows; 96 give more in the mean, and other code computes them."""
     works = Bench("m", models[0].model, models[0].shape).calls((2, 96))
     curves = [piece.curve for work in works for piece in work.pieces]
-    assert curves == ["few rows", "experts"]
+    assert curves == ["few rows", "experts", *3 * ["attention"]]
+
+
+@pytest.mark.parametrize("grid", [WHOLE, QUICK])
+def test_each_line_of_experts_has_points_that_tell_a_call_from_the_bytes_that_it_reads(
+    grid: Grid, tmp_path: Path
+) -> None:
+    """Without them the fit gave a call 1.4 ms of the bytes, and whole prompts were priced a fifth too fast."""
+    thin = made_model(tmp_path, THIN, "fp32", 0)
+    curves = [work.pieces[0].curve for work in Bench("thin", thin.model, thin.shape).calls(grid.tokens)]
+    assert {"few rows", "experts"} <= set(curves)
 
 
 def test_layers_that_fetch_are_those_of_the_median_token() -> None:

@@ -20,7 +20,7 @@ from devices.models.sheet import Sheet
 from engines.curves.copies import copies
 from engines.curves.pieces import Bench
 from engines.curves.prices import Known, Residual, UnitPrices, add_engine_prices, kernel_prices, link_prices
-from engines.curves.rounds import Measured, Work, measured
+from engines.curves.rounds import Measured, Point, Work, measured
 from engines.curves.steps import EngineRun, bytes_of_many_rows, fetching_layers, priced, request_of
 from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes, write_made_model
@@ -62,8 +62,8 @@ CALIBRATED = 3
 """Prompts of a chunk each, of which static shapes are made."""
 THIN = MadeSizes(128, 64, 8, 2, 24, 2, 1)
 """Many layers of next to no work: whole requests of it tell what a layer takes from what its products take, and its
-experts alone what a call from Python takes. The layers of the others read about as many bytes each, so that a call and
-the bytes that it reads grow alike."""
+experts and attention alone what a call from Python takes. The layers of the others read about as many bytes each, so
+that a call and the bytes that it reads grow alike."""
 WHOLE = Grid(
     SIZES, (16, 32, 64, 128, 256, 1024), (0, 512, 1536), (1, 2, 4, 8), ((96, 32), (256, 128), (512, 512)), 9, 7
 )
@@ -120,12 +120,14 @@ def made_model(folder: Path, sizes: MadeSizes, form: Form, seed: int, torch_devi
 
 
 class FittedUnit(NamedTuple):
-    """What a fit gives. bytes_per_value: of the weights."""
+    """What a fit gives. bytes_per_value: of the weights. measured: what prices are fitted on. beside: other work that
+    was measured in the same rounds."""
 
     bytes_per_value: float
     prices: UnitPrices
     link: dict[str, Any] | None
     measured: Measured
+    beside: tuple[Point, ...] = ()
 
     @property
     def residuals(self) -> Sequence[Residual]:
@@ -138,8 +140,10 @@ def fit_unit(
     threads: int,
     torch_device: DeviceType = "cpu",
     on_round: Callable[[int], object] = lambda done: None,
+    beside: Sequence[Work] = (),
 ) -> FittedUnit:
-    """Measures, and fits prices. on_round: told how many rounds are done. Raises `FitError` and `EngineError`."""
+    """Measures, and fits prices. on_round: told how many rounds are done. beside: work of others, measured in the same
+    rounds and in no fit. Raises `FitError` and `EngineError`."""
     unit: Unit = "cpu" if torch_device == "cpu" else "gpu"
     torch.set_num_threads(threads)
     with ExitStack() as stack:
@@ -151,7 +155,7 @@ def fit_unit(
         for one, own_sizes in zip(made, sizes, strict=True):
             is_thin = own_sizes is THIN
             bench = Bench(one.name, one.model, one.shape, find_backend(torch_device, None))
-            works += bench.calls(grid.tokens[:2]) if is_thin else bench.pieces(grid.tokens, grid.past, grid.few)
+            works += bench.calls(grid.tokens) if is_thin else bench.pieces(grid.tokens, grid.past, grid.few)
             for n_prompt, chunk in grid.prompts:
                 request = request_of(n_prompt, grid.n_new, one.shape.vocabulary)
                 engine = one.engine(chunk, threads, torch_device)
@@ -170,7 +174,10 @@ def fit_unit(
                 n_fetching = fetching_layers(engine, request)
                 own = EngineRun(f"{one.name}; lru", engine, one.shape, request, grid.prompts[0][1], n_fetching)
                 runs.append((own, engine))
-        found = measured([*works, *(run for run, _ in runs)], grid.n_rounds, on_round)
+        own_works = [*works, *(run for run, _ in runs)]
+        found = measured([*own_works, *beside], grid.n_rounds, on_round)
+        n_points = sum(len(work.pieces) for work in own_works)
+        found, others = found._replace(points=found.points[:n_points]), found.points[n_points:]
         prices = kernel_prices(found.points)
         has_copies = any(point.piece.curve == "copy" for point in found.points)
         link = link_prices(prices.residuals, found.points) if has_copies else None
@@ -187,7 +194,7 @@ def fit_unit(
         known = [Known(once, twice - once) for once, twice in zip(known_seconds(1), known_seconds(2), strict=True)]
         steps = [point for point in found.points if point.piece.curve in ("prefill", "decode")]
         add_engine_prices(prices, steps, known)
-    return FittedUnit(bytes_per_value, prices, link, found)
+    return FittedUnit(bytes_per_value, prices, link, found, others)
 
 
 def unit_table(prices: UnitPrices, bytes_per_value: float) -> dict[str, Any]:

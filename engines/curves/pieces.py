@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +100,13 @@ class Bench:
             yield self._head(n_rows)
         yield self._head(max(tokens))
 
-    def calls(self, tokens: Iterable[int]) -> Iterator[Work]:
-        """Of a model so small that its experts take what calling them takes."""
+    def calls(self, tokens: Sequence[int]) -> Iterator[Work]:
+        """Of a model so small that its experts and its attention take what calling them takes. tokens: some that give
+        experts few rows and some that give them more, for each has a line of its own."""
         for n_tokens in tokens:
             yield self._experts(n_tokens)
+        for n_tokens in (1, *tokens):
+            yield self._attention(n_tokens, 0)
 
     # --- one by one --------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
 python -m tests.benchmarks.model_validation [PIECE ...] [--fits DIR] [--arm NAME ...] [--quick]
 
-Pieces, each of some minutes, so that a machine need not be quiet for all of them at once: `fit-fp32` and `fit-bf16`
-measure and write sheets into DIR; `fp32`, `bf16` and `ranks` (fp32) read them and answer requests. Without a piece all
+Pieces, each of some minutes, so that a machine need not be quiet for all of them at once: `fp32` and `bf16` fit a
+sheet, answer requests in the same rounds, and write the sheet into DIR; `ranks` (fp32) reads it. Without a piece all
 are done. Rows of the page that a piece does not measure stay.
 
-`joulebench model fit` measures models of one half of the shapes. Models of the other half, with prompts of other
-lengths, then answer requests by each technique; the same plans are priced by the fitted sheet. No point of the second
-half enters the fit. Two processes: see `tests.benchmarks.validated_ranks`.
+What `joulebench model fit` measures is measured on models of one half of the shapes. Models of the other half, with
+prompts of other lengths, answer requests by each technique; the same plans are priced by the fitted sheet. No point of
+the second half enters the fit. Two processes: see `tests.benchmarks.validated_ranks`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from devices.models.sheet import Sheet, load_sheet
 from devices.models.sheet_text import sheet_text
 from engines.curves.host import QUICK, WHOLE, Grid, MadeModel, fit_unit, made_model
 from engines.curves.machine import sheet_of_units
-from engines.curves.rounds import Measured, measured
+from engines.curves.rounds import Measured, Piece, Work, measured
 from engines.curves.steps import EngineRun, priced, request_of
 from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes
@@ -60,8 +60,6 @@ QUICK_PROMPTS = PROMPTS[:1]
 N_NEW, N_ROUNDS = 13, 5
 RANK_SIZES = 3
 """Models on which what ranks send is fitted."""
-OTHER_ROUNDS = 5
-"""Of the fit of bf16."""
 MEDIAN_AIM, P90_AIM = 10.0, 25.0
 ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dropless": ("dropless", {}),
@@ -70,6 +68,7 @@ ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "blocks, blockwise": ("blockwise", {}),
     "cache, lru of half the experts": ("lru", {}),
 }
+WITNESS_BYTES = 1 << 28
 BF16_ARMS = ("dropless", "blocks, blockwise")
 
 
@@ -81,6 +80,29 @@ class Arm:
     run: EngineRun
     price: Callable[[Sheet], Sequence[float]]
     road: Callable[[], Road]
+
+
+class Witness:
+    """`Work` that is the same all the time: reads more than caches hold. It tells how the machine changed, and
+    nothing is made of what it tells."""
+
+    pieces = (Piece("witness", "reads memory", {}),)
+
+    def __init__(self) -> None:
+        self._read = torch.ones(WITNESS_BYTES // 4)
+        self.gigabytes_per_s: list[float] = []
+
+    def seconds(self) -> Sequence[float]:
+        begin_s = time.perf_counter()
+        self._read.sum()
+        took_s = time.perf_counter() - begin_s
+        self.gigabytes_per_s.append(WITNESS_BYTES / took_s / 1e9)
+        return [took_s]
+
+    def row(self, form: Form) -> Measurement:
+        read = self.gigabytes_per_s
+        note = f"{len(read)} times through the rounds; least {min(read):.0f}, most {max(read):.0f}"
+        return figure("memory read", median(read), "GB/s", f"the same sum all the time; weights in {form}", note=note)
 
 
 def technique_of(name: str, parameters: Mapping[str, object], sizes: MadeSizes) -> TechniqueParameters:
@@ -129,7 +151,7 @@ def arms_of(
 
 
 def rows_of(arms: Sequence[Arm], found: Measured, sheet: Sheet, form: Form) -> list[Measurement]:
-    """Of each technique and phase: how far the schedule missed, and each point."""
+    """Of each technique and phase: how far the schedule missed, and each point. found: of the arms' requests."""
     points = iter(found.points)
     by_arm: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
     roads: dict[tuple[str, str], set[str]] = {}
@@ -157,28 +179,27 @@ def rows_of(arms: Sequence[Arm], found: Measured, sheet: Sheet, form: Form) -> l
     return [*summary, *single]
 
 
-def fitted(name: str, form: Form, threads: int, grid: Grid) -> Sheet:
-    """Of this machine's CPU."""
+def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> tuple[Sheet, list[Measurement]]:
+    """The sheet of this machine's CPU, and how far it misses. Fit and requests share their rounds: what the machine's
+    memory gives changes by half within a minute, whoever else uses it."""
     began_s = time.perf_counter()
-    found = fit_unit(grid, form, threads)
-    quiet = f"{found.measured.n_rounds} rounds, {found.measured.n_disturbed} of {found.measured.n_runs} runs disturbed"
-    print(f"{form}, {threads} threads: fitted in {time.perf_counter() - began_s:.0f} s; {quiet}", flush=True)
-    return sheet_of_units(name, form, threads, {"cpu": found})
-
-
-def validated(form: Form, names: Sequence[str], sheet: Sheet, is_quick: bool) -> list[Measurement]:
-    began_s = time.perf_counter()
+    threads = all_threads()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arms: list[Arm] = []
+        beside: list[Work] = []
+        witness = Witness()
         for seed, sizes in enumerate(HELD_OUT[:3] if is_quick else HELD_OUT, 100):
             made = made_model(folder, sizes, form, seed)
-            prompts = QUICK_PROMPTS if is_quick else PROMPTS
-            arms += arms_of(made, sizes, prompts, names, all_threads(), form)
-        found = measured([arm.run for arm in arms], 3 if is_quick else N_ROUNDS)
-        rows = rows_of(arms, found, sheet, form)
-    print(f"{form}: validated after {time.perf_counter() - began_s:.0f} s", flush=True)
-    return rows
+            own = list(arms_of(made, sizes, QUICK_PROMPTS if is_quick else PROMPTS, names, threads, form))
+            beside += [witness, *(arm.run for arm in own)]
+            arms += own
+        found = fit_unit(grid, form, threads, beside=beside)
+        sheet = sheet_of_units(f"fit-{form}", form, threads, {"cpu": found})
+        points = tuple(point for point in found.beside if point.piece not in Witness.pieces)
+        rows = [*rows_of(arms, found.measured._replace(points=points), sheet, form), witness.row(form)]
+    print(f"{form}, {threads} threads: after {time.perf_counter() - began_s:.0f} s", flush=True)
+    return sheet, rows
 
 
 def validated_ranks(grid: Grid, cpu: Sheet, n: int) -> list[Measurement]:
@@ -223,28 +244,19 @@ and what the ranks send beside that: messages in prefill, shared memory for a de
 other counts as disturbed."""
 
 
-PIECES = ("fit-fp32", "fit-bf16", "fp32", "bf16", "ranks")
+PIECES = ("fp32", "bf16", "ranks")
 
 
 def rows_of_piece(piece: str, folder: Path, asked: argparse.Namespace) -> list[Measurement]:
-    """None of a fit, which leaves its sheet in the folder. Raises `DeviceError` where the sheet of a fit is missing."""
-    grid = QUICK if asked.quick else WHOLE
-    few_rounds = grid._replace(n_rounds=min(OTHER_ROUNDS, grid.n_rounds))
-
-    def sheet_of(name: str) -> Sheet:
-        return load_sheet(folder / f"fit-{name}.toml")
-
-    if piece.startswith("fit-"):
-        name = piece.removeprefix("fit-")
-        form: Form = "bf16" if name == "bf16" else "fp32"
-        sheet = fitted(piece, form, all_threads(), grid if name == "fp32" else few_rounds)
-        (folder / f"{piece}.toml").write_text(sheet_text(sheet), encoding="utf-8")
-        return []
+    """Raises `DeviceError` where the sheet of a fit is missing."""
+    grid = QUICK if asked.quick else WHOLE._replace(n_rounds=N_ROUNDS)
     if piece == "ranks":
-        n_rounds = 3 if asked.quick else N_ROUNDS
-        return validated_ranks(grid, sheet_of("fp32"), n_rounds)
-    names = ARMS if piece == "fp32" else BF16_ARMS
-    return validated(piece, [n for n in names if n in (asked.arm or names)], sheet_of(piece), asked.quick)  # type: ignore[arg-type]
+        return validated_ranks(grid, load_sheet(folder / "fit-fp32.toml"), grid.n_rounds)
+    form: Form = "bf16" if piece == "bf16" else "fp32"
+    names = ARMS if form == "fp32" else BF16_ARMS
+    sheet, rows = validated(form, [n for n in names if n in (asked.arm or names)], grid, asked.quick)
+    (folder / f"fit-{form}.toml").write_text(sheet_text(sheet), encoding="utf-8")
+    return rows
 
 
 def main() -> None:
