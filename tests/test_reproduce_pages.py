@@ -15,6 +15,7 @@ from harness.reproduce.findings import Finding, judged
 from harness.reproduce.ledger import ledger
 from harness.reproduce.outcome import Reproduced, reproduce
 from harness.reproduce.pages import SUMMARY, page_name, write_pages
+from harness.reproduce.printed import Span
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sources import SOURCES
 from tests.benchmarks import reproduce_page
@@ -124,11 +125,12 @@ def test_charts_have_both_series(tmp_path: Path) -> None:
 
 
 def test_a_printed_range_is_drawn_between_its_ends() -> None:
-    """000-072: 52 to 137 mJ."""
-    entries = (Entry("a", "NPUMoE", 100.0, claim="000-072"), Entry("a", "GPU", 50.0))
+    """000-072: 52 to 137 mJ. And so is ours, where it is one."""
+    entries = (Entry("a", "NPUMoE", Span(92.0, 112.0), claim="000-072"), Entry("a", "GPU", 50.0))
     table = SourceTable("Fig. 15", "t", "mJ", "arm", entries, "n", picture="bars")
     told = json.dumps(table_chart(ledger(), table))
-    assert json.dumps({"from": 52.0, "value": 137.0, "said": "52-137"})[1:-1] in told
+    assert json.dumps({"series": "theirs", "from": 52.0, "value": 137.0, "said": "52-137"})[1:-1] in told
+    assert json.dumps({"series": "ours", "from": 92.0, "value": 112.0, "said": "92 to 112"})[1:-1] in told
     alone = SourceTable("Fig. 15", "t", "mJ", "arm", entries[1:], "n", picture="bars")
     assert '"said"' not in json.dumps(table_chart(ledger(), alone))
 

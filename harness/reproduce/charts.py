@@ -8,9 +8,10 @@ from typing import Any
 
 from harness.reproduce.findings import Judged, ratios
 from harness.reproduce.ledger import Class, Ledger
-from harness.reproduce.printed import Number, Range
+from harness.reproduce.printed import Number, Range, Span
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sensitivity import Tested
+from harness.reproduce.told import ours_text
 from results.report.charts import page_spec
 
 SERIES = ("theirs", "ours")
@@ -89,13 +90,17 @@ def _points(book: Ledger, table: SourceTable) -> list[dict[str, Any]]:
 
 
 def _ranges(book: Ledger, table: SourceTable) -> list[dict[str, Any]]:
-    """Where the source prints a range: from, value: its ends."""
+    """Where the source prints a range, or ours is one: from, value: its ends."""
     found = []
     for entry in table.entries:
+        place = {"row": entry.row, "column": entry.column}
         printed = book.claims[entry.claim].printed if entry.claim and entry.theirs is None else None
         if isinstance(printed, Range):
             ends = {"from": printed.low.value, "value": printed.high.value, "said": str(printed)}
-            found.append({"row": entry.row, "column": entry.column, "series": SERIES[0], **ends})
+            found.append({**place, "series": SERIES[0], **ends})
+        if isinstance(entry.ours, Span):
+            ends = {"from": entry.ours.low, "value": entry.ours.high, "said": ours_text(entry.ours)}
+            found.append({**place, "series": SERIES[1], **ends})
     return found
 
 
@@ -112,7 +117,7 @@ def _bars(
 
     base = alt.Chart(alt.InlineData(values=named(points)))
     between = alt.Chart(alt.InlineData(values=named(ranges)))
-    axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=260)
+    axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=340)
     places = [name if one_column else f"{name}, {column}" for name in table.rows for column in table.columns]
     there = {one["place"] for one in named([*points, *ranges])}
     y = alt.Y("place:N", title=None, sort=[place for place in places if place in there], axis=axis)
@@ -120,10 +125,14 @@ def _bars(
     x = alt.X("value:Q", title=table.unit).axis(tickCount=5)
     fill = alt.Fill("series:N", legend=None).scale(domain=list(SERIES), range=list(FILLS))
     drawn = base.mark_bar(height={"band": 0.85}).encode(x=x, y=y, yOffset=offset, fill=fill)
-    words = base.mark_text(align="left", dx=4, color="var(--ink)", fontSize=10).encode(
-        x=x, y=y, yOffset=offset, text=alt.Text("value:Q", format=".4~g")
-    )
-    layers = [drawn, words]
+    # Beside the end of a bar; of one below 0 on its other side, where nothing else stands.
+    words = [
+        base.mark_text(align="left", dx=4, color="var(--ink)", fontSize=10)
+        .encode(x=end, y=y, yOffset=offset, text=alt.Text("value:Q", format=".4~g"))
+        .transform_filter(side)
+        for end, side in ((x, "datum.value >= 0"), (alt.XDatum(0), "datum.value < 0"))
+    ]
+    layers = [drawn, *words]
     if ranges:
         ends = between.mark_bar(height={"band": 0.85}, fillOpacity=0.5).encode(
             x=alt.X("from:Q", title=table.unit), x2="value:Q", y=y, yOffset=offset, fill=fill

@@ -10,10 +10,11 @@ from harness.reproduce.charts import flips_chart, ratio_chart, table_chart, thei
 from harness.reproduce.findings import METHODS
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
 from harness.reproduce.outcome import Reproduced, aims, as_declared, class_changes, counts, prediction_changes, ways
+from harness.reproduce.printed import Span
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sensitivity import Tested, constant_rows
 from harness.reproduce.sources import SOURCES, Source
-from harness.reproduce.told import also_text, figure_text, found_text, ratio_text, verdict_text, why
+from harness.reproduce.told import also_text, found_text, ours_text, ratio_text, verdict_text, why
 from results.report.plain_pages import frame, write_plain_pages
 
 SUMMARY = "index.html"
@@ -148,7 +149,5 @@ def _theirs_text(book: Ledger, entry: Entry) -> str:
     return _text(entry.theirs)
 
 
-def _text(value: float | str | None) -> str:
-    if value is None:
-        return "–"
-    return value if isinstance(value, str) else figure_text(value)
+def _text(value: float | str | Span | None) -> str:
+    return "–" if value is None else ours_text(value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.reproduce.printed import Span
+
 Picture = Literal["bars", "lines", "dots"]
 
 
@@ -12,11 +14,11 @@ Picture = Literal["bars", "lines", "dots"]
 class Entry:
     """One place of the table. theirs: None where the source prints no number there (a bar, a curve); a text such as
     "N.S." as it stands. claim: the id of the row that states it, whose value is theirs where none is given.
-    ours: None where we have none; note says why."""
+    ours: None where we have none; note says why. The least and most of many are a `Span`."""
 
     row: str
     column: str
-    ours: float | str | None
+    ours: float | str | Span | None
     theirs: float | str | None = None
     claim: str = ""
     note: str = ""

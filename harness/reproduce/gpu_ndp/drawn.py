@@ -190,6 +190,7 @@ def fig_10(own: Computed) -> SourceTable:
         note=f"{MODELLED} 512 tokens at once, MoNDE's best split, multipliers at 0.8 GHz. Nothing was bent to come"
         " nearer:"
         " every reading stands below.",
+        picture="bars",
     )  # fmt: skip
 
 
@@ -265,6 +266,7 @@ def fig_11(own: Computed) -> SourceTable:
         f" Of the arms that fetch ahead, {100 * near:.0f} % of the fetched experts are used, nearest to the"
         f" {100 * trace:.0f} % of the recorded routing of gpt-oss-20b; the source's share is not known. DeepSeek-MoE's"
         " shared experts lie in the DIMMs.",
+        picture="bars",
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from harness.reproduce.mnn_aecs.places import (
     cores_row,
 )
 from harness.reproduce.mnn_aecs.searches import phone_model
+from harness.reproduce.printed import Span
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.tuning.selections import whole_cluster
 
@@ -242,8 +243,8 @@ def _figure_8() -> Iterable[SourceTable]:
         entries = []
         for n, length in enumerate(lengths):
             ours = by_claim[f"002-{first + n}"]
-            assert isinstance(ours, tuple)
-            entries.append(Entry(length, what, f"{ours[0]:.0f} to {ours[1]:.0f}", claim=f"002-{first + n}"))
+            assert isinstance(ours, Span)
+            entries.append(Entry(length, what, ours, claim=f"002-{first + n}"))
         yield SourceTable(
             name,
             f"{what} by MNN-AECS over executorch, llama.cpp and mllm at fixed lengths",
@@ -252,6 +253,7 @@ def _figure_8() -> Iterable[SourceTable]:
             tuple(entries),
             note="ours: least and most of the three engines, from one row of each engine and phone and prefill at three"
             " times the speed; the order is tested, not the size",
+            picture="bars",
         )
 
 

@@ -73,7 +73,7 @@ def _latency() -> Iterator[SourceTable]:
             parts["everything else"] = phase.seconds - sum(parts.values())
             found += [Entry(f"{at_words(at)} {WORDS[arm]}", name, value) for name, value in parts.items()]
     note = f"{PRICED} The source draws these as bars, without numbers."
-    yield SourceTable("Fig. 14", "TTFT by part", "s", "prompt/chunk and arm", tuple(found), note)
+    yield SourceTable("Fig. 14", "TTFT by part", "s", "prompt/chunk and arm", tuple(found), note, "bars")
     gains = tuple(
         Entry(at_words(at), WORDS[arm], grid.ttft_gain(arm, *at), claim=id_)
         for at, ids in STATED_TTFT_GAINS.items()
@@ -247,7 +247,9 @@ def _tiny() -> Iterator[SourceTable]:
             for at in STATED
             for arm in BASELINES
         )  # fmt: skip
-        yield SourceTable("Fig. 19", f"{title} of the baselines over NPUMoE's", "x", "prompt/chunk", entries, note)
+        yield SourceTable(
+            "Fig. 19", f"{title} of the baselines over NPUMoE's", "x", "prompt/chunk", entries, note, "bars"
+        )
 
 
 def _gpu() -> Iterator[SourceTable]:
