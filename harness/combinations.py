@@ -97,7 +97,7 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
         if unit not in sheet.units:
             return f"{what} would be on {unit}, and its sheet has {', '.join(sheet.units)}"
         if sheet.units[unit].price(kernel) is None:
-            return f"{what} would be on {unit}, where its sheet has no price for them"
+            return f"{what} would be on {unit}, where its sheet prices no {what}"
         if (why := sheet.units[unit].only_ratios) is not None:
             return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"
     return _unreached(technique, sheet)

@@ -14,7 +14,7 @@ from engines.model.model_config import parse_model_config
 from engines.model.quantised import FORMS, Form, Quantisation, bits_of_value, store
 from engines.pricing.model_shape import LatentShape, ModelShape, WeightBits
 from engines.pricing.schedule import PricedStep, attention, lm_head
-from engines.pricing.shapes import NAMED_SHAPES, own_shape, quantised, shape_named, sizes_of
+from engines.pricing.shapes import NAMED_SHAPES, config_of_shape, own_shape, quantised, shape_named, sizes_of
 from tests.fakes.published import PUBLISHED
 
 TELLS = {
@@ -73,6 +73,7 @@ def test_a_shape_is_read_from_a_config_on_disk(tmp_path: Path) -> None:
     other = tmp_path / "glm.json"
     other.write_bytes((folder / "config.json").read_bytes())
     assert shape_named(str(other)) == replace(read, name="glm")
+    assert [config_of_shape(str(one)) for one in (folder, other, "dbrx")] == [folder / "config.json", other, None]
     other.write_text(json.dumps(PUBLISHED["GLM-4.7-Flash"].config | {"quantization_config": {"quant_method": "gptq"}}))
     assert shape_named(str(other)) == replace(read, name="glm"), "no weights are read, so their form is no matter"
     with pytest.raises(EngineError, match=r"no config\.json"):
