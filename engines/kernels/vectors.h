@@ -122,18 +122,37 @@ inline void sum_each(const F& at, float* out) {
   for (; i < N; i++) out[i] = sum(folds[i]);
 }
 
-// e^x for x <= 0, to 2e-7: 2^k times a polynomial in the rest, |rest| <= ln 2 / 2 (Cephes' expf).
+// e^x for x <= 0, to 2e-7: 2^k times a polynomial in the rest, |rest| <= ln 2 / 2 (Cephes' expf). Of N registers step by
+// step, for each step waits for the one before it.
+template <int N, class F>
+inline void exp_below_one(F (&x)[N]) {
+  typedef decltype(x[0] < x[0]) W;
+  F shifted[N], p[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) x[i] = x[i] < -87.0f ? F{} - 87.0f : x[i];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) shifted[i] = x[i] * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to whole numbers
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) {
+    const F k = shifted[i] - 12582912.0f;
+    x[i] = (x[i] - k * 0.693359375f) + k * 2.12194440e-4f;
+    p[i] = F{} + 1.9875691500e-4f;
+  }
+#pragma GCC unroll 5
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) p[i] = p[i] * x[i] + c;
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) p[i] = p[i] * x[i] * x[i] + x[i] + 1.0f;
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) x[i] = p[i] * (F)(((W)shifted[i] + 127) << 23);  // k is what the low bits of shifted hold
+}
+
 template <class F>
 inline F exp_below_one(F x) {
-  typedef decltype(x < x) W;
-  x = x < -87.0f ? F{} - 87.0f : x;
-  const F shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to whole numbers
-  const F k = shifted - 12582912.0f;
-  const F r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
-  F p = F{} + 1.9875691500e-4f;
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) p = p * r + c;
-  const F value = p * r * r + r + 1.0f;
-  return value * (F)((__builtin_convertvector(k, W) + 127) << 23);
+  F one[] = {x};
+  exp_below_one(one);
+  return one[0];
 }
 
 // x * sigmoid(x)

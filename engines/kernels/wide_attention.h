@@ -166,14 +166,22 @@ struct Queries {
       const fN base_of = most == -INFINITY ? fN{} : most;  // no key seen yet: every share is e^-inf = 0
       const fN shrink = exp_below_one(largest[part] - base_of);
       fN sums = total[part] * (largest[part] == -INFINITY ? fN{} : shrink);
-      for (s = 0; s < n_keys; s++) {
-        const fN one = load<fN>(at(s));
-        fN share = exp_below_one(one - base_of);
-        if (IsMasked) share = one == -INFINITY ? fN{} : share;
-        store(at(s), share);
-        sums += share;
-      }
-      for (int64_t d = 0; d < dim; d++) {
+      const auto share = [&](auto& shares) {
+        float* to = at(s);
+        for (fN& one : shares) one = load<fN>(to) - base_of, to += kPanel;
+        exp_below_one(shares);
+        to = at(s);
+        for (fN& one : shares) {
+          if (IsMasked) one = load<fN>(to) == -INFINITY ? fN{} : one;
+          store(to, one);
+          sums += one, to += kPanel;
+        }
+      };
+      fN four[4], one[1];
+      for (s = 0; s + 4 <= n_keys; s += 4) share(four);
+      for (; s < n_keys; s++) share(one);
+      const bool is_kept = !std::memcmp(&most, &largest[part], sizeof most);  // and what was found shrinks by 1
+      for (int64_t d = 0; d < (is_kept ? 0 : dim); d++) {
         float* of = mixed + d * kPanel + kLanes * part;
         store(of, load<fN>(of) * shrink);
       }

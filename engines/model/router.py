@@ -23,7 +23,7 @@ from engines.dispatch import Routing
 from engines.kernels import native
 from engines.model.architecture import RouterConfig
 
-FEW_TOKENS = 4
+FEW_TOKENS = 8
 """For these one kernel is faster than torch, which takes ten steps of some microseconds each."""
 
 
