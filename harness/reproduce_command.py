@@ -97,7 +97,8 @@ def _say_flips(changed: list[Tested]) -> None:
     for one in changed:
         rows = constant_rows(one)
         n_flipped = len({flip.claim for flip in one.flips})
-        typer.echo(f"{one.source}: with one constant changed by a fifth, {n_flipped} verdicts flip")
+        flips = f"{n_flipped} verdict flips" if n_flipped == 1 else f"{n_flipped} verdicts flip"
+        typer.echo(f"{one.source}: with one constant changed by a fifth, {flips}")
         if rows:
             print_rows(rows, False, f"{one.source}: constants that verdicts hang on")
 

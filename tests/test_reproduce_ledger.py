@@ -304,8 +304,9 @@ def test_a_source_a_claim_and_several() -> None:
 
 def test_what_names_nothing_is_one_clear_line() -> None:
     with pytest.raises(LedgerError) as raised:
-        selected(ledger(), ["900", "000-999", "004-005..004-001"])
-    first, second, third = raised.value.problems
+        selected(ledger(), ["900", "000-999", "004-005..004-001", "004-005.."])
+    first, second, third, fourth = raised.value.problems
+    assert fourth.startswith("'004-005..': no source and no claim")
     assert first.startswith("'900': no source and no claim; name a source (000, 001,")
     assert second.startswith("'000-999': no such claim")
     assert third == "'004-005..004-001': begins after its end; swap the two"

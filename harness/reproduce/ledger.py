@@ -323,13 +323,13 @@ def selected(book: Ledger, words: Iterable[str]) -> list[str]:
     problems, found = [], dict[str, None]()
     sources = list(dict.fromkeys(claim.source for claim in book))
     for word in words:
-        first, _, last = word.partition("..")
+        first, dots, last = word.partition("..")
         if word in sources:
             found |= dict.fromkeys(claim.id for claim in book.of_source(word))
             continue
         if last and len(last) < len(first):
             last = first[: -len(last)] + last
-        ends = [first, last or first]
+        ends = [first, last] if dots else [first, first]
         unknown = [end for end in ends if end not in book.claims]
         if unknown:
             what = "no such claim" if _ID.fullmatch(unknown[0]) else "no source and no claim"

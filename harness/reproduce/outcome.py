@@ -67,7 +67,7 @@ def reproduce(book: Ledger, claims: Sequence[str], with_tables: bool, note: Call
     for source in SOURCES:
         own = [id_ for id_ in claims if id_.startswith(f"{source.id}-")]
         if own:
-            note(f"{source.id} {source.name}: {len(own)} rows")
+            note(f"{source.id} {source.name}: {len(own)} row{'s' if len(own) != 1 else ''}")
             package = source.load()
             findings = list(package.findings())
             astray = [finding.claim for finding in findings if not finding.claim.startswith(f"{source.id}-")]
