@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engines.errors import EngineError
 from engines.kernels import native
+from engines.kernels.library import Loaded
 from engines.model.architecture import ModelConfig
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.held_weights import held_weights, rounds_inputs
@@ -97,6 +98,13 @@ def test_bf16_arithmetic_is_refused_where_nothing_multiplies_it(monkeypatch: pyt
     monkeypatch.setattr(native, "why_not_bf16", lambda: "this processor lacks it")
     with pytest.raises(EngineError, match='arithmetic "bf16": this processor lacks it; leave arithmetic out'):
         load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, Quantisation(experts="bf16", arithmetic="bf16"))
+
+
+def test_without_kernels_the_reason_is_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "loaded", lambda: Loaded(None, reason="no C++ compiler found"))
+    told = native.why_not_bf16.__wrapped__()
+    assert told == "there are no kernels, and torch would only imitate it (no C++ compiler found)"
 
 
 @needs_bf16

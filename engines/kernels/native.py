@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engines.kernels.compile import FLAGS_VARIABLE, has
-from engines.kernels.library import library
+from engines.kernels.library import library, loaded
 from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix
 
 # Numbers of `enum Format` and `enum Arithmetic` in matrix.h.
@@ -114,7 +114,7 @@ def why_not_bf16() -> str | None:
     """Why nothing here multiplies bf16 by itself; None where the kernels do."""
     kernels = library()
     if kernels is None:
-        return "there are no kernels, and torch would only imitate it: see `joulebench doctor`"
+        return f"there are no kernels, and torch would only imitate it ({loaded().reason})"
     if not kernels.joulebench_multiplies_bf16() or not has("bf16"):
         return f"this processor, or {FLAGS_VARIABLE}, lacks AVX-512 BF16"
     return None
