@@ -195,41 +195,53 @@ inline void wide_experts(const Experts& e, int n_threads) {
     each_panel([&](const Block& block, int64_t panel) { ready_panel(panel, block.n, e.down(0), block.inner); });
   const Timed timed_down(kDown);
   // A chunk owns outputs, not blocks, so that no two threads add to the same one. They are summed side by side: of outputs
-  // that lie 4 KB apart a cache holds few, and each expert adds to others.
+  // that lie 4 KB apart a cache holds few, and each expert adds to others. A chunk has as many groups of them as stay near
+  // beside what goes into `down`, which is read once for them; and fewer as less is left, so that no thread waits long.
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
-  in_chunks(n_down, 1, n_threads, [&](int64_t begin, int64_t end) {
+  const int64_t group_bytes = e.n_tokens * kGroupRows * int64_t(sizeof(float));
+  const int64_t inner_bytes = n_packed * width * int64_t(sizeof(float)) / n_blocks;  // of a block, in the mean
+  const int64_t most = std::max<int64_t>(1, (kNearBytes - inner_bytes) / group_bytes);
+  std::vector<int64_t> starts(1, 0);
+  while (starts.back() < n_down)
+    starts.push_back(starts.back() + std::clamp<int64_t>((n_down - starts.back()) / (2 * n_threads), 1, most));
+  in_chunks(int64_t(starts.size()) - 1, 1, n_threads, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> sum_buffer;
-    float *results = group_scratch(), *sums = scratch(sum_buffer, e.n_tokens * kGroupRows);
-    for (int64_t group = begin; group < end; group++) {
-      const int64_t row = group * kGroupRows;
-      const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
-      if (!e.first_made) std::memset(sums, 0, e.n_tokens * kGroupRows * sizeof(float));
+    float* results = group_scratch();
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+      const int64_t start = starts[chunk] * kGroupRows, stop = std::min(starts[chunk + 1] * kGroupRows, hidden);
+      const int64_t n = stop - start;
+      float* sums = scratch(sum_buffer, e.n_tokens * n);
+      if (!e.first_made) std::memset(sums, 0, e.n_tokens * n * sizeof(float));
       for (int64_t t = 0; e.first_made && t < e.n_tokens; t++)
-        std::copy_n(e.out_TH + t * hidden + row, n_rows, sums + t * kGroupRows);
+        std::copy_n(e.out_TH + t * hidden + start, n, sums + t * n);
       for (int64_t b = 0; b < n_blocks; b++) {
         const Block& block = blocks[b];
-        const bool is_last = b + 1 == n_blocks;  // the next group begins with the first block
-        const Matrix &down = e.down(block.call), &next = e.down(blocks[is_last ? 0 : b + 1].call);
+        const Matrix &down = e.down(block.call), &next = e.down(blocks[b + 1 < n_blocks ? b + 1 : 0].call);
         const int64_t* token = e.token_R + block.first;
         const float* weight = e.weight_R + block.first;
-        const auto row_at = [&](int r) {
-          const int64_t at = row + r - (r < kGroupRows || is_last ? 0 : kGroupRows);
-          return Row{r < kGroupRows ? &down : &next, std::min(at, hidden - 1)};
-        };
-        multiply_group_by(n_rows, width, {block.first, block.n, block.inner}, row_at, results);
-        each_result(
-            block, n_rows, results,
-            [&](int64_t t, int r, f8 v) {
-              if (token[t] < 0) return;
-              float* to = sums + token[t] * kGroupRows + r;
-              store(to, load<f8>(to) + weight[t] * v);
-            },
-            [&](int64_t t, int r, float v) {
-              if (token[t] >= 0) sums[token[t] * kGroupRows + r] += weight[t] * v;
-            });
+        for (int64_t row = start; row < stop; row += kGroupRows) {
+          const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
+          // Behind a block's last group comes the next block, or the next chunk's first one.
+          const bool is_last = row + kGroupRows >= stop;
+          const int64_t then = is_last && b + 1 < n_blocks ? start : row + kGroupRows;
+          const auto row_at = [&](int r) {
+            if (r < kGroupRows) return Row{&down, std::min(row + r, hidden - 1)};
+            return Row{is_last ? &next : &down, std::min(then + r - kGroupRows, hidden - 1)};
+          };
+          multiply_group_by(n_rows, width, {block.first, block.n, block.inner}, row_at, results);
+          each_result(
+              block, n_rows, results,
+              [&](int64_t t, int r, f8 v) {
+                if (token[t] < 0) return;
+                float* to = sums + token[t] * n + row - start + r;
+                store(to, load<f8>(to) + weight[t] * v);
+              },
+              [&](int64_t t, int r, float v) {
+                if (token[t] >= 0) sums[token[t] * n + row - start + r] += weight[t] * v;
+              });
+        }
       }
-      for (int64_t t = 0; t < e.n_tokens; t++)
-        std::copy_n(sums + t * kGroupRows, n_rows, e.out_TH + t * hidden + row);
+      for (int64_t t = 0; t < e.n_tokens; t++) std::copy_n(sums + t * n, n, e.out_TH + t * hidden + start);
     }
   });
 }

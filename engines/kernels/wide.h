@@ -110,26 +110,31 @@ struct Place {
 // The lines that a tile takes next. They come in pieces too short for the hardware to foresee, and are asked for a few at a
 // time while the tile before is multiplied: a core waits where it is to ask for many at once.
 struct Ahead {
-  const char* lines[kTileRows * (kDepth * int64_t(sizeof(float)) / kLine + 1)];
-  int n = 0, asked = 0, at_once = 0;
+  const char* starts[kTileRows];
+  int64_t n_bytes = 0, byte = 0, at_once = 0;
+  int row = kTileRows;  // the next line is its `byte`; behind the last there is none
 
-  void add(const Row& row, int64_t first, int64_t n_columns) {
-    const int64_t bits = kBits[row.matrix->format], start = (row.row * row.matrix->columns + first) * bits / 8;
-    const char* from = (const char*)row.matrix->values + start;
-    for (int64_t byte = 0; byte < n_columns * bits / 8; byte += kLine) lines[n++] = from + byte;
-  }
   // From column `first` of the tile's rows on. n_strips: in which they are to be asked for.
   void fill(const Row* rows, int64_t first, int64_t columns, int64_t n_strips) {
-    n = asked = 0;
-    for (int r = 0; r < kTileRows; r++) add(rows[r], first, std::min(kDepth, columns - first));
-    at_once = int((n + n_strips - 1) / n_strips);
+    const int64_t bits = kBits[rows[0].matrix->format];
+    for (int r = 0; r < kTileRows; r++)
+      starts[r] = (const char*)rows[r].matrix->values + (rows[r].row * rows[r].matrix->columns + first) * bits / 8;
+    n_bytes = std::min(kDepth, columns - first) * bits / 8;
+    row = 0, byte = 0;
+    at_once = (kTileRows * ((n_bytes + kLine - 1) / kLine) + n_strips - 1) / n_strips;
   }
-  __attribute__((always_inline)) void ask() {
-    for (const int end = std::min(n, asked + at_once); asked < end; asked++) __builtin_prefetch(lines[asked], 0, 2);
+  __attribute__((always_inline)) void ask(int64_t n_lines) {
+    int r = row;
+    int64_t at = byte;
+    for (int64_t i = 0; i < n_lines && r < kTileRows; i++) {
+      __builtin_prefetch(starts[r] + at, 0, 2);
+      at += kLine;
+      if (at >= n_bytes) at = 0, r++;
+    }
+    row = r, byte = at;
   }
-  void ask_rest() {
-    for (; asked < n; asked++) __builtin_prefetch(lines[asked], 0, 2);
-  }
+  __attribute__((always_inline)) void ask() { ask(at_once); }
+  void ask_rest() { ask(INT64_MAX); }
 };
 
 // Where nothing is asked for.
