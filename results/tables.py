@@ -339,6 +339,7 @@ def _wide_identity(run: RunData, cell: Cell, source: str | None) -> dict[str, An
         "engine": cell.engine,
         "technique": cell.technique,
         "technique_parameters": json.dumps(cell.technique_parameters, sort_keys=True),
+        "engine_parameters": json.dumps(cell.engine_parameters, sort_keys=True),
         "placement": cell.placement,
         "model": cell.model,
         "model_note": cell.model_note,

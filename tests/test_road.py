@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -242,6 +243,12 @@ def test_rounding_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32(to: str) 
     assert "fp32 arithmetic" in road_words(KERNELS)
     (note,) = road_notes(made)
     assert note.endswith(f"(reference: fp32 arithmetic; other: {to} arithmetic).")
+
+
+def test_the_summary_has_the_settings_of_an_arm() -> None:
+    settings = {"experts": "int4-g32", "arithmetic": "int8", "dtype": "float32"}
+    (told,) = summary(run([cell("c1", engine_parameters=settings)], [trial("c1", 0)]))["engine_parameters"]
+    assert json.loads(told) == settings
 
 
 @pytest.mark.parametrize(("rounded", "widths"), [((True,), "int8"), ((False,), "fp32"), ((True, False), "fp32, int8")])
