@@ -21,6 +21,8 @@ from results.tracks import LINKS, REQUESTS, THREADS, UNITS, Timelines
 GROUPS: Final = (REQUESTS, THREADS, UNITS, LINKS)
 """In the order in which a reader shows them; power comes behind."""
 POWER: Final = "power"
+FIRST_THREAD: Final = 1000
+"""Times its process's number: more than there are processes."""
 POWER_DIGITS: Final = 6
 """Watts are joules over seconds: beyond, rounding makes 19.99999999 of 20."""
 Event = dict[str, Any]
@@ -56,12 +58,13 @@ def _named(what: str, pid: int, tid: int, args: Mapping[str, Any]) -> Event:
 
 
 def _places(timelines: Timelines) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Process and thread of each track."""
+    """Process and thread of each track. Readers take a thread with its process's number for the main one, and show it
+    first: none has one."""
     n_of: dict[int, int] = {}
     for track in timelines.tracks:
         pid = GROUPS.index(track.group) + 1
         n_of[pid] = n_of.get(pid, 0) + 1
-        yield (pid, n_of[pid]), track
+        yield (pid, pid * FIRST_THREAD + n_of[pid]), track
 
 
 def _slices(timelines: Timelines) -> Iterator[Event]:

@@ -55,6 +55,8 @@ def events(found: Timelines, title: str = "a step") -> list[Event]:
         if event["ph"] == "C":
             assert all(isinstance(value, int | float) for value in event["args"].values())
     found_events: list[Event] = document["traceEvents"]
+    # Perfetto takes a thread with the number of its process for the main one, and shows it before the others.
+    assert all(event["tid"] != event["pid"] for event in found_events if event["ph"] == "X")
     assert_apart(found_events)
     return found_events
 
