@@ -269,8 +269,11 @@ class DecoderLayer:
 class Decoder:
     """The layers as the kernel reads them."""
 
-    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], norm_H: Tensor, eps: float) -> None:
+        """norm_H, eps: of the RMS norm before the head. `serves` must hold of it."""
+        assert serves(norm_H)
         self.layers = tuple(layers)
+        self._norm_H, self._eps = norm_H, eps
         self._layers = (_Layer * len(layers))(*map(_described, layers))
         self._row_of = list(accumulate((layer.router is not None for layer in layers), initial=0))
         self.top_k = max((layer.router.top_k for layer in layers if layer.router is not None), default=0)
@@ -296,9 +299,9 @@ class Decoder:
         exchange: object = None,
         guesses: GuessTable | None = None,
         states: int | None = None,
-    ) -> None:
+    ) -> Tensor:
         """Turns the embedded token into the last layer's output, in place, and writes its keys and values to the cache.
-        `serves` must hold of all tensors.
+        Gives the same normed for the head. `serves` must hold of all tensors.
 
         held: None where all experts lie at hand. Else what layers call is counted as used, and one that calls an expert
         which does not lie there is left to `lacking`, which may bring it; no rows are told of such a layer.
@@ -339,6 +342,8 @@ class Decoder:
             room.guessed,
             states,
             normed_1H.data_ptr(),
+            self._norm_H.data_ptr(),
+            self._eps,
         )
         layer = kernels.joulebench_step(*arguments, 0, None, torch.get_num_threads())
         while 0 <= layer < n_layers:
@@ -350,6 +355,7 @@ class Decoder:
             layer = kernels.joulebench_step(*arguments, layer, mixed_1H.data_ptr(), torch.get_num_threads())
         if layer < 0:
             raise RankLostError("a rank of a step is gone")
+        return normed_1H
 
 
 def _described(layer: DecoderLayer) -> _Layer:

@@ -162,13 +162,13 @@ int32_t joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, 
 // held: null where all experts lie at hand. Else the step stops before the experts of the first layer that calls one
 // which does not, and returns that layer: x is then what they are added to, normed[H] what they read, and its guess is
 // made. The caller computes them, and goes on with that layer as `first_layer` and what they gave as mixed[H]. Returns
-// n_layers at the end.
+// n_layers at the end; normed[H] is then the output as `norm` and `eps` norm it for the head.
 int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, float* x, const float* cos_P,
                         const float* sin_P, int64_t n_pairs, float* const* keys, float* const* values,
                         int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids,
                         float* weights, int64_t* rows, Exchange* exchange, const Held* held, const Guesses* guesses,
-                        int64_t* guessed, float* states, float* normed, int64_t first_layer, const float* mixed,
-                        int32_t n_threads) {
+                        int64_t* guessed, float* states, float* normed, const float* norm, float eps,
+                        int64_t first_layer, const float* mixed, int32_t n_threads) {
   const Timed timed(kNorms);  // what all other parts leave
   thread_local std::vector<float> buffer;
   float *const added = scratch(buffer, 2 * hidden), *const shared = added + hidden;
@@ -252,6 +252,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
       add(shared);
     }
   }
+  rms_norm_row(x, hidden, norm, eps, normed);
   return n_layers;
 }
 

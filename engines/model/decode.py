@@ -270,10 +270,10 @@ class FusedDecoder:
         planned: PlannedExperts,
         shown: Shown,
         guesses: GuessTable | None = None,
-    ) -> list[DispatchPlan | None]:
+    ) -> tuple[Tensor, list[DispatchPlan | None]]:
         """Turns the embedded token into the last layer's output, in place, every layer's experts left to `planned`.
-        Gives the plans of all layers, None of dense ones. The cache's length is the caller's. guesses: how the kernels
-        guess before each stop; None: `planned` guesses where somebody does."""
+        Gives the same normed for the head, and the plans of all layers, None of dense ones. The cache's length is the
+        caller's. guesses: how the kernels guess before each stop; None: `planned` guesses where somebody does."""
         plans: list[DispatchPlan | None] = [None] * len(self._decoder.layers)
         room = self._decoder.room(self._plain, guesses)
         guessed = None if guesses is None else GuessedStep(guesses, room, self._n_experts)
@@ -285,7 +285,7 @@ class FusedDecoder:
             return mixed_1H
 
         try:
-            self._decoder.step(
+            normed_1H = self._decoder.step(
                 *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length),
                 *(self._plain, room),
                 held=self._nothing_held,
@@ -297,7 +297,7 @@ class FusedDecoder:
             if guesses is not None:
                 shown.likeness.drop_rows()
             raise
-        return plans
+        return normed_1H, plans
 
     def step(
         self,
@@ -309,8 +309,9 @@ class FusedDecoder:
         shown: Shown,
         brought: BroughtExperts,
         exchange: object = None,
-    ) -> StepPlans:
-        """Turns the embedded token into the last layer's output, in place. The cache's length is the caller's.
+    ) -> tuple[Tensor, StepPlans]:
+        """Turns the embedded token into the last layer's output, in place, and gives the same normed for the head. The
+        cache's length is the caller's.
 
         Where experts lie in slots, a layer that calls one which does not is left to `brought`. Ends of layers are
         stamped there, of the one before, and of the last. exchange: of `Decoder.step`.
@@ -332,7 +333,7 @@ class FusedDecoder:
         defers = shown.residency is not None and shown.defer()
         states = None if guesses is None else shown.likeness.rows(guesses.layers, guesses.hidden)
         try:
-            self._decoder.step(
+            normed_1H = self._decoder.step(
                 *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length, said.table, room),
                 *(shown.held, lacking, exchange, guesses, states),
             )
@@ -346,7 +347,7 @@ class FusedDecoder:
         finally:
             if defers:
                 shown.deferred(plans)
-        return plans
+        return normed_1H, plans
 
 
 def fused_decoder(
@@ -358,7 +359,9 @@ def fused_decoder(
         for number, (layer, table) in enumerate(zip(weights.layers, tables, strict=True))
     ]
     known = [layer for layer in layers if layer is not None]
-    return FusedDecoder(Decoder(known), config) if len(known) == len(layers) else None
+    if len(known) < len(layers) or weights.norm.bias is not None:
+        return None
+    return FusedDecoder(Decoder(known, weights.norm.weight, weights.norm.eps), config)
 
 
 def _layer(

@@ -137,15 +137,17 @@ class Transformer:
         tokens_T = self._own_rows(chunks[0] if len(chunks) == 1 else torch.cat([*chunks]))
         if self._device is not None:
             tokens_T = tokens_T.to(self._device)
-        hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype) * self.config.embedding_scale
+        hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype)
+        if self.config.embedding_scale != 1:
+            hidden_TH = hidden_TH * self.config.embedding_scale
         is_one_token = phase == "decode" and len(tokens_T) == 1
         said = self._said(technique, shown) if is_one_token and observer is None and self._device is None else None
         if said is not None and self._decoder is not None:
             brought = partial(_brought, technique, shown)
             one = hidden_TH, step.cos_TP, step.sin_TP, caches[0], said
-            lazy = self._decoder.step(*one, shown, brought, self._exchange)
+            normed_TH, lazy = self._decoder.step(*one, shown, brought, self._exchange)
             caches[0].length += 1
-            return self._weights.norm(hidden_TH), lazy
+            return normed_TH, lazy
         plans: list[Computed | DispatchPlan | None] = []
         made = StepPlans(technique, plans, fused=False, shown=None if said is None else shown)
         asked = Asked(technique, phase, observer, on_routing, said, shown)
@@ -154,7 +156,8 @@ class Transformer:
             planned = partial(self._planned, asked)
             guesses = None if shown.plans_first else self._layouts.guesses(technique)
             one_token = hidden_TH, step.cos_TP, step.sin_TP, caches[0]
-            plans += stopping.step_by_plans(*one_token, planned, shown, guesses)
+            normed_TH, by_plans = stopping.step_by_plans(*one_token, planned, shown, guesses)
+            plans += by_plans
         else:
             defers = said is not None and shown.defer()
             try:
@@ -162,11 +165,12 @@ class Transformer:
             finally:
                 if defers:
                     shown.deferred(made)
+            normed_TH = self._weights.norm(hidden_TH)
         for chunk in step.cached:
             chunk.cache.length = chunk.end
         if phase == "prefill":
             made.grouped = self._grouped(technique, plans)
-        return self._weights.norm(hidden_TH), made
+        return normed_TH, made
 
     def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
         """What the technique says of one token. Where something lies in slots all layers go by that, or none."""
