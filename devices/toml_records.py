@@ -82,6 +82,11 @@ def _told(fault: ErrorDetails) -> str:
         return f"{where}: unknown key; remove it"
     if fault["type"] == "too_short":
         return f"{where}: must have at least {fault['ctx']['min_length']}, found {fault['ctx']['actual_length']}"
+    # By their words: what a record of its own refused says no kind of fault.
+    if fault["msg"] == "String should have at least 1 character":
+        return f"{where}: is empty; write it"
+    if fault["msg"].startswith("Input should be a valid dictionary"):
+        return f"{where}: must be a table, found {printable(repr(fault['input']), MAX_SHOWN)}; write {{ ... }}"
     problem = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
     found = "" if isinstance(fault["input"], dict) else f", found {printable(repr(fault['input']), MAX_SHOWN)}"
     return f"{where}: {problem}{found}" if where else f"{problem}{found}"

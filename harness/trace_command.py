@@ -38,7 +38,7 @@ def trace(
     from results.store import Store, StoreError
     from results.trace_events import n_events, trace_document
     from results.trace_files import TraceFileError
-    from results.tracks import timelines
+    from results.tracks import THREADS, timelines
 
     try:
         with Store.view(directory) as store:
@@ -63,6 +63,9 @@ def trace(
         fail(f"--out {out}: cannot be written ({error}); name another file", EXIT_NOT_WRITTEN)
     length_s = found.end_s - found.begin_s
     typer.echo(f"{printable(str(out))}: {n:,} events in {length_s:.6g} s ({facts['time']}); open it in ui.perfetto.dev")
+    if own.decode_steps and not any(track.group == THREADS for track in found.tracks):
+        kept = f"the first {len(own.decode_steps)} decode steps of the window"
+        typer.echo(f"What computed, waited and copied is kept of {kept}, and none of them is in this part.")
 
 
 def _trial(run: RunData, cell: str | None, trial: str | None) -> Trial:

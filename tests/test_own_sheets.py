@@ -257,6 +257,8 @@ bytes_per_s = {figure(1.0)}
         (("value = 10.0", "value = " + "9" * 5000), "holds a number of thousands of digits"),
         (("[memories]", "[memories]\nx = " + "[" * 100_000), "not TOML|lists too deep"),
         (("\"assumed\"", "\"guessed\""), "kind: must be 'stated', 'fitted' or 'assumed', found 'guessed'"),
+        (("[memories]", "[memories]\ncpu = 7"), r"memories.cpu: must be a table, found 7; write \{ ... \}"),
+        (('source = "', 'source = "" # '), "source: is empty; write it"),
         (("[units.ndp]", "[units.toaster]"), "units.toaster: no unit is called so; units are cpu, gpu, npu"),
         (("target = \"ndp\"", "target = \"dram\""), r"^sheet \S+: links.bus.target.0: no unit is called so; a link"
             r" ends at [^;]*: file, found 'dram'; docs/sheets.md has the keys$"),

@@ -21,6 +21,7 @@ from results.trace_events import trace_document
 from results.tracks import Timelines, step_spans, timelines
 from tests.command import joulebench
 from tests.conftest import FinishedRun
+from tests.plans import FAST, raw_plan, write_plan
 from tests.run_builders import HOSTILE, completion
 from tests.test_queues import gpu_work, queued
 from tests.test_repricing import CPU_WORK, NPU_WORK, Modelled, run_on
@@ -227,3 +228,15 @@ def test_the_command_writes_a_step_of_a_run(finished_run: FinishedRun, tmp_path:
         refused = joulebench("trace", run, *wrong, "--out", str(out))
         assert refused.code == 2
         assert why in refused.stderr
+
+
+def test_the_command_says_where_threads_were_not_kept(tmp_path: Path) -> None:
+    """The prompt's threads are never kept; the first decode step's are."""
+    lengths = {"name": "fixed_lengths", "prompt_tokens": 8, "new_tokens": 3, "limit": 1}
+    lru = {"name": "lru", "technique": {"name": "lru", "slots": 6}}
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(engine=[lru], workload=[lengths], protocol=FAST))
+    run, out = tmp_path / "run", tmp_path / "step.json"
+    assert joulebench("run", plan, "--out", run).code == 0
+    told = {step: joulebench("trace", run, "--step", step, "--out", out).stdout for step in ("0", "1")}
+    words = "is kept of the first 2 decode steps of the window, and none of them is in this part"
+    assert [words in " ".join(told[step].split()) for step in ("0", "1")] == [True, False], told
