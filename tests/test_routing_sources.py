@@ -244,10 +244,14 @@ def test_a_user_names_a_source_in_a_line_of_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("often", "kind"),
+        ("often", "^often: kind: must be one of 'uniform', 'generated', 'counts', 'trace', 'fitted'$"),
+        ("{ imbalance = 4 }", "kind: missing; add it$"),
         ("{ kind = ", "no table of TOML"),
-        ('{ kind = "generated", imbalance = 0.5, reuse = 2, seeds = 1 }', r"imbalance: .*; reuse: .*; seeds: "),
-        ('{ kind = "trace" }', r"path: .*; of: "),
+        (
+            '{ kind = "generated", imbalance = 0.5, reuse = 2, seeds = 1 }',
+            "imbalance: must be greater than or equal to 1; reuse: must be less than or equal to 1; seeds: unknown key",
+        ),
+        ('{ kind = "trace" }', "path: missing; add it; of: missing; add it"),
     ],
 )
 def test_every_problem_of_a_named_source_is_told_at_once(text: str, told: str) -> None:
