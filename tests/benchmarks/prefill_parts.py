@@ -32,7 +32,7 @@ from tests.benchmarks.measurement import Measurement, measured, merged, read_jso
 from tests.benchmarks.race_models import BASE, MODELS, VOCABULARY, add_models, is_sparse
 
 PAGE = "prefill-parts"
-OUTSIDE = "plans, sums of torch and Python"
+OUTSIDE = "plans, rows of torch and Python"
 WHOLE = "whole prompt"
 WAITING = "waiting for the other threads"
 
@@ -112,9 +112,10 @@ def rows(
 
 
 REMARKS = """From the prompt to its first token, batch 1: CPU time of one thread, which does all. "Input laid out" is
-what puts tokens into panels and rounds them there. The router is torch's. What is left is Python: plans of experts,
-sums and rows that torch makes. A ratio is the part's share of the whole. Two threads read the same caches and memory,
-so that each has less of them: a prompt takes them more than half of this time."""
+what puts tokens into panels and rounds them there. "Norms and sums" has the sums between blocks. The router is torch's.
+What is left is Python: plans of experts, and rows that torch makes. A ratio is the part's share of the whole. Two
+threads read the same caches and memory, so that each has less of them: a prompt takes them more than half of this
+time."""
 
 
 def main() -> None:
