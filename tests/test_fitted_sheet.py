@@ -273,8 +273,8 @@ def test_each_line_of_experts_has_points_that_tell_a_call_from_the_bytes_that_it
     assert {"few rows", "experts"} <= set(curves)
 
 
-def test_layers_that_fetch_are_those_of_the_median_token() -> None:
-    """As its time is: the first tokens find less in a cache."""
+def test_layers_that_fetch_are_those_of_the_median_token_and_of_the_whole_prompt() -> None:
+    """As their times are: the first tokens find less in a cache."""
 
     class Engine:
         observer: Any = None
@@ -283,11 +283,12 @@ def test_layers_that_fetch_are_those_of_the_median_token() -> None:
             pass
 
         def run(self, request: Request, on_phase: PhaseListener) -> None:
-            self.observer.step(8, 8, "prefill", [SimpleNamespace(transfers=[0])] * 4)
+            for n_fetching in (4, 3):
+                self.observer.step(4, 4, "prefill", [SimpleNamespace(transfers=[0])] * n_fetching)
             for n_fetching in (4, 1, 1):
                 plans = [SimpleNamespace(transfers=[0] * (i < n_fetching)) for i in range(4)]
                 self.observer.step(1, 9, "decode", plans)
 
     engine: Any = Engine()
-    assert fetching_layers(engine, request_of(8, 4, 16)) == 1
+    assert fetching_layers(engine, request_of(8, 4, 16)) == (7, 1)
     assert engine.observer is None

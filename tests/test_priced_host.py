@@ -229,8 +229,8 @@ def test_a_tile_has_a_whole_number_of_rows(rows: str) -> None:
         )
 
 
-def test_a_decoded_layer_that_fetches_takes_the_engine_longer() -> None:
-    """7 s where an expert travels, in decoding alone."""
+def test_a_layer_that_fetches_takes_the_engine_longer() -> None:
+    """7 s of a decoded token and 5 s of a prompt where an expert travels."""
     link = f"""
 [links.file]
 source = "file"
@@ -238,7 +238,8 @@ target = "cpu"
 kind = "shared"
 bytes_per_s = {figure(1.0)}
 """
-    sheet = host(kernels=f"fetching_layer = {{ s_per_launch = {figure(7.0)} }}{link}")
+    of_prompt = f"prompt_fetching_layer = {{ s_per_launch = {figure(5.0)} }}"
+    sheet = host(kernels=f"fetching_layer = {{ s_per_launch = {figure(7.0)} }}\n{of_prompt}{link}")
     moved = Transfers.of([Transfer(0, 0, FILE, "cpu", WEIGHT_BYTES)])
     shape = ModelShape("toy", 1, 8, 2, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)
 
@@ -248,7 +249,8 @@ bytes_per_s = {figure(1.0)}
 
     assert engine_s(PricedStep(1, 4, "decode"), moved) == 7
     assert engine_s(PricedStep(1, 4, "decode"), None) == 0
-    assert engine_s(PricedStep(1, 4), moved) == 0
+    assert engine_s(PricedStep(1, 4), moved) == 5
+    assert engine_s(PricedStep(1, 4), None) == 0
 
 
 def test_experts_that_a_decoded_token_gives_more_than_few_rows_take_the_engine_longer() -> None:

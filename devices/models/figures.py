@@ -29,14 +29,15 @@ Kernel = Literal[
     "decode_step",
     "decode_layer",
     "fetching_layer",
+    "prompt_fetching_layer",
     "many_rows",
 ]
 """Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready. Scores are
 what attention makes of queries, keys and values: a sheet that prices them apart has projections alone in `attention`,
-and a machine that skips what the mask hides. The last six are what the engine takes beside its kernels: for each step
-that reads a prompt, for each of its layers, and the same of steps that decode one token; and for a layer of these whose
-experts must travel, besides; and for each weight byte of experts that such a step gives more than few rows, as a static
-shape does: it calls so few of them that its units wait for memory, and for each other."""
+and a machine that skips what the mask hides. The last seven are what the engine takes beside its kernels: for each step
+that reads a prompt, for each of its layers, and the same of steps that decode one token; for a layer whose experts must
+travel, besides, of a token and of a prompt; and for each weight byte of experts that a token gives more than few rows,
+as a static shape does: it calls so few of them that its units wait for memory, and for each other."""
 
 
 LEAST_RATE, MOST = 1e-9, 1e24

@@ -171,8 +171,9 @@ def fit_unit(
                 works += copies(one.name, one.from_file(form))
                 engine = one.fetching_engine(grid.prompts[0][1], threads, form)
                 request = request_of(grid.prompts[0][0], grid.n_new, one.shape.vocabulary)
-                n_fetching = fetching_layers(engine, request)
-                own = EngineRun(f"{one.name}; lru", engine, one.shape, request, grid.prompts[0][1], n_fetching)
+                fetching = fetching_layers(engine, request)
+                name, chunk = f"{one.name}; lru", grid.prompts[0][1]
+                own = EngineRun(name, engine, one.shape, request, chunk, fetching.of_token, fetching.of_prompt)
                 runs.append((own, engine))
         own_works = [*works, *(run for run, _ in runs)]
         found = measured([*own_works, *beside], grid.n_rounds, on_round)

@@ -74,6 +74,8 @@ class EngineRun:
     chunk: int
     fetching_layers: float = 0.0
     """Of a decoded token: layers whose experts must travel."""
+    prompt_fetching_layers: float = 0.0
+    """The same of all steps that read the prompt."""
     many_rows_bytes: float = 0.0
     """Of a decoded token: weights of experts that get more than few rows."""
 
@@ -82,11 +84,13 @@ class EngineRun:
         n_prompt, n_layers = len(self.request.prompt_ids), self.shape.n_layers
         n_steps = -(-n_prompt // self.chunk)
         numbers = NUMBER_BYTES * n_layers * (1 + self.shape.top_k)
-        prefill = {
+        prefill: dict[str, float] = {
             "step.launches": n_steps,
             "layer.launches": n_steps * n_layers,
             "layer.moved_bytes": numbers * n_prompt,
         }
+        if self.prompt_fetching_layers:
+            prefill["prompt_fetching_layer.launches"] = self.prompt_fetching_layers
         decode: dict[str, float] = {"decode_step.launches": 1, "decode_layer.launches": n_layers}
         if self.fetching_layers:
             decode["fetching_layer.launches"] = self.fetching_layers
@@ -100,32 +104,43 @@ class EngineRun:
         return phases_of(self.engine.run(self.request, unheard))
 
 
+class Counted(NamedTuple):
+    """In the plans of a request: in all steps that read its prompt, and in a decoded token."""
+
+    of_prompt: float
+    of_token: float
+
+
 class _Seen:
-    """A `StepObserver`: what is counted in the plans of each decoded token."""
+    """A `StepObserver`: what is counted in the plans of each step, by phase."""
 
     def __init__(self, counted: Callable[[DispatchPlan], float]) -> None:
         self._counted = counted
+        self.of_prompt = 0.0
         self.of_tokens: list[float] = []
 
     def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None:
+        found = sum(self._counted(plan) for plan in plans if plan is not None)
         if phase == "decode":
-            self.of_tokens.append(sum(self._counted(plan) for plan in plans if plan is not None))
+            self.of_tokens.append(found)
+        else:
+            self.of_prompt += found
 
 
-def _of_a_token(engine: ReferenceEngine, request: Request, counted: Callable[[DispatchPlan], float]) -> float:
-    """The median, as `Phases.decode_s` is: the mean would have the first tokens, whose cache lacks more."""
+def _counted_in(engine: ReferenceEngine, request: Request, counted: Callable[[DispatchPlan], float]) -> Counted:
+    """Of tokens the median, as `Phases.decode_s` is: the mean would have the first tokens, whose cache lacks more."""
     seen = engine.observer = _Seen(counted)
     try:
         engine.reset()
         engine.run(request, unheard)
     finally:
         engine.observer = None
-    return statistics.median(seen.of_tokens)
+    return Counted(seen.of_prompt, statistics.median(seen.of_tokens))
 
 
-def fetching_layers(engine: ReferenceEngine, request: Request) -> float:
-    """Of a decoded token of that request."""
-    return _of_a_token(engine, request, lambda plan: len(plan.transfers) > 0)
+def fetching_layers(engine: ReferenceEngine, request: Request) -> Counted:
+    """Layers whose experts must travel."""
+    return _counted_in(engine, request, lambda plan: len(plan.transfers) > 0)
 
 
 def bytes_of_many_rows(engine: ReferenceEngine, request: Request, shape: ModelShape) -> float:
@@ -137,7 +152,7 @@ def bytes_of_many_rows(engine: ReferenceEngine, request: Request, shape: ModelSh
         block.add_to(steps, plan, 0, {})
         return many_rows_bytes(steps.operations, most_few)
 
-    return _of_a_token(engine, request, counted)
+    return _counted_in(engine, request, counted).of_token
 
 
 def priced(engine: ObservedEngine, sheet: Sheet, shape: ModelShape, backbone: Unit, request: Request) -> Phases:

@@ -103,12 +103,11 @@ class Schedule:
         if of_step:
             yield of_step
         before: dict[tuple[bool, bool], tuple[Operation, ...]] = {}
-        decodes = step.phase == "decode"
         for layer in range(shape.n_layers):
             reused = layer % len(numbers)
             plan = None if layer < n_dense else plans[numbers[reused]]
             is_dense = plan is None
-            fetches = decodes and plan is not None and len(plan.transfers) > 0
+            fetches = plan is not None and len(plan.transfers) > 0
             first = before.get((is_dense, fetches), ())
             if not first:
                 first = self._kept((step, is_dense, fetches), partial(self._before_ffn, step, is_dense, fetches))
@@ -238,7 +237,7 @@ class Schedule:
         self, step: PricedStep, of: Literal["step", "layer", "fetching layer"], n_numbers: int
     ) -> list[Operation]:
         """Where the sheet says it. n_numbers: of tokens and experts that it goes through, for each token."""
-        kernels: dict[str, Kernel] = {"step": "step", "layer": "layer"}
+        kernels: dict[str, Kernel] = {"step": "step", "layer": "layer", "fetching layer": "prompt_fetching_layer"}
         if step.phase == "decode":
             kernels = {"step": "decode_step", "layer": "decode_layer", "fetching layer": "fetching_layer"}
         kernel, unit = kernels[of], self._rest
