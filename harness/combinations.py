@@ -91,7 +91,8 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
     wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", backbone or technique.backbone)]
     wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
     if isinstance(technique, Composed) and technique.choices.move.moves_weights and not sheet.links:
-        return "its weights travel, and its sheet has one memory for all units and no links"
+        one_memory = "one memory for all units and " if sheet.memory is not None else ""
+        return f"its weights travel, and its sheet has {one_memory}no links"
     for what, kernel, asked in wanted:
         unit = sheet.computing(asked)
         if unit not in sheet.units:

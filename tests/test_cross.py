@@ -110,6 +110,15 @@ def test_techniques_stand_on_units_that_a_machine_has() -> None:
     assert {arm.technique for arm in arms.values()} == set(PRESETS)
 
 
+def test_a_sheet_without_links_has_one_memory_only_where_it_says_so() -> None:
+    sheet = load_sheet("a6000").model_copy(update={"links": {}})
+    told = {arm.why_not for one in (sheet, load_sheet("m2-ultra")) for arm in arms_on(one, QWEN, ("on-demand",))}
+    assert told == {
+        "its weights travel, and its sheet has no links",
+        "its weights travel, and its sheet has one memory for all units and no links",
+    }
+
+
 @pytest.mark.parametrize("name", available_sheets())
 def test_what_a_machine_lacks_is_known_before_anything_is_priced(name: str) -> None:
     """Of every technique: nothing ends in the middle of its cell."""
