@@ -115,6 +115,20 @@ def test_compiler_that_fails_is_named_with_its_reason(
     assert [path.name for path in folder.iterdir()] == []
 
 
+def test_compiler_that_takes_too_long_is_told_with_what_helps(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "c++", "exec /bin/sleep 60")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("engines.kernels.compile.TIMEOUT_S", 0.1)
+    found = load_anew()
+    assert found.kernels is None
+    assert str(found.reason).endswith(
+        "c++ took more than 0.1 s on kernels.cpp; start again when this machine is less busy"
+    )
+
+
 USELESS = {
     "writes junk": ('while [ "$1" != -o ]; do shift; done; echo hi > "$2"', "file too short"),
     "only preprocesses": ('exec REAL -E "$@"', "invalid ELF header"),

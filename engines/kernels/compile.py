@@ -40,7 +40,8 @@ X86_FLAGS = {
     "bf16": ("avx512_bf16",),
 }
 """By what the library says of itself, the words of /proc/cpuinfo."""
-TIMEOUT_S = 120
+TIMEOUT_S = 600
+"""It takes 14 s of a Zen 5 core. Two at once on two cores with a load of eight took more than two minutes."""
 SHOWN_CHARACTERS = 200
 """Of what a compiler says."""
 
@@ -148,7 +149,9 @@ def _run(compiler: Compiler, command: list[str]) -> subprocess.CompletedProcess[
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise CompileError(f"{compiler} took more than {TIMEOUT_S} s on {SOURCE.name}") from error
+        raise CompileError(
+            f"{compiler} took more than {TIMEOUT_S} s on {SOURCE.name}; start again when this machine is less busy"
+        ) from error
     except (OSError, ValueError) as error:
         raise CompileError(f"{compiler} cannot be started ({error})") from error
 
