@@ -114,7 +114,7 @@ def cross(
         if priced:
             print_rows(priced, False, "Techniques by machine (modelled)")
         typer.echo(printable(f"Asked: {question.words}."))
-        _say_rest(rows, found, out is None)
+        _say_rest(rows, found, out is None or not priced)
     if out is not None:
         _write(question, sheets, rows, found, out)
 

@@ -305,6 +305,15 @@ def test_every_wrong_word_is_told_at_once() -> None:
     assert "dropless" in lines[2]
 
 
+def test_a_model_that_fits_nowhere_is_told_why_where_it_was_asked(tmp_path: Path) -> None:
+    """Also where files are written: else nothing but a count would stand in the terminal."""
+    asked = ["--prompt", "4", "--decode", "1", "--machine", "a6000", "--technique", "gpu", "--model", "deepseek-v3"]
+    result = CliRunner().invoke(app, ["cross", *asked, "--out", str(tmp_path / "cross")])
+    assert result.exit_code == 0, result.output
+    assert "Without figures: 1 oom." in result.output
+    assert "a6000, 1 of them: oom: 1307.8 GB of experts of deepseek-v3" in " ".join(result.output.split())
+
+
 def test_json_has_the_same_rows() -> None:
     asked = ["--prompt", "4", "--decode", "1", "--machine", "a6000", "--technique", "gpu", "--json"]
     result = CliRunner().invoke(app, ["cross", *asked])
