@@ -51,7 +51,12 @@ def turn(engine: ReferenceEngine, n_prompt: int) -> Mapping[str, float]:
         kernels.joulebench_parts(parts)  # and begins anew: those of the prompt are dropped
 
     ids = tuple(torch.randint(1, VOCABULARY, (n_prompt,)).tolist())
-    engine.run(Request(request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=N_NEW), heard)
+    engine.run(
+        Request(
+            request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=N_NEW, ignore_end_tokens=True
+        ),
+        heard,
+    )
     whole_s = (edges[2] - edges[1]) / (N_NEW - 1)
     timed = zip(PARTS, parts, strict=True)
     found = {name: seconds / (N_NEW - 1) for name, seconds in timed if name not in OF_MANY_TOKENS}
@@ -76,7 +81,8 @@ While it computes a part, the others compute other pieces of the same one. What 
 own. A ratio is the part's share of the whole token. What no part of the kernels covers is told as one: the head, the
 choice of the token, and what Python does between two steps. A clock inside the kernels costs about 50 ns each time.
 
-Run 1 is of kernels that did not ask ahead for what they read ([why](../decisions/0007-kernels-for-many-tokens.md))."""
+Run 1 is of kernels that did not ask ahead for what they read, run 2 of some that did not ask for beginnings of places
+([what that gained](../decisions/0007-kernels-for-many-tokens.md)). Rows of one run may be compared with each other."""
 
 
 def main() -> None:
