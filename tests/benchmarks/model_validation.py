@@ -245,15 +245,8 @@ other counts as disturbed.
 
 Fit and requests share their rounds, but those of two processes. "Memory read" is a sum that is the same all the time.
 Nothing is made of it: it shows how the machine changed meanwhile. It is a virtual machine, and what its memory gives
-changes by half within a minute. Other programs ran beside; these processes went before them, by the scheduler's weight
-of their group. Yet six of ten runs were disturbed, and runs of this page differ: the one before, a quarter of an hour
-earlier, missed prefill by 3.8, 7.7, 8.2, 2.1 and 13.7 % and tokens by 4.8, 2.8, 3.0, 5.3 and 10.4 %, in the order of
-techniques here. Why is not known; perhaps long runs are disturbed sooner than the short pieces that are priced. It had
-no price yet for what a prompt's layer that fetches takes longer, without which the cache's prompts are missed by twice
-as much. An older fit, followed by the requests and not among them, missed tokens of dropless by 15 %.
-
-Two processes: their figures are older than the prices of the rest. A run with those missed prefill by 7.6 % and tokens
-by 21.6 %, 44 and 41 % at the 90th percentile, beside other programs: prompts took twice as long as on this page."""
+changes by half within a minute. Runs of this page differ: docs/model-fit.md has two more of the same day, and the
+causes that are known."""
 
 
 PIECES = ("fp32", "bf16", "ranks")
