@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from harness.reproduce.findings import FLOAT_NOISE, LIKE_SIZE, Judged, judged, verdict_of
+from harness.reproduce.findings import FLOAT_NOISE, LIKE_SIZE, Finding, Judged, Verdict, judged, verdict_of
 from harness.reproduce.ledger import CLASSES, Class, Ledger
 from harness.reproduce.redrawn import SourceTable
 from harness.reproduce.sources import SOURCES, Source
@@ -117,13 +117,19 @@ def as_declared(done: Iterable[Reproduced]) -> list[Reproduced]:
 
 
 def _as_declared(row: Judged) -> Judged:
-    for first, verdict in row.also:
-        if first.replaced:
-            row = replace(row, finding=replace(first, explanation=first.replaced), verdict=verdict)
+    first = _came_first(row)
+    if first is not None:
+        finding, verdict = first
+        row = replace(row, finding=replace(finding, explanation=finding.replaced), verdict=verdict)
     if row.claim.declared is None:
         return row
     claim = replace(row.claim, klass=row.claim.declared.klass, tolerance=row.claim.declared.tolerance)
     return replace(row, claim=claim, verdict=verdict_of(claim, row.finding, _no_anchor))
+
+
+def _came_first(row: Judged) -> tuple[Finding, Verdict] | None:
+    """What counted before the row was predicted in another way; None where it never was."""
+    return next((one for one in row.also if one[0].replaced), None)
 
 
 def _no_anchor(id_: str) -> tuple[float, float]:
@@ -159,19 +165,18 @@ class PredictionChange(NamedTuple):
 
 def prediction_changes(done: Iterable[Reproduced]) -> list[PredictionChange]:
     """Of predicted rows; one for each reason."""
-    found: dict[str, list[tuple[str, bool, bool]]] = {}
+    found: dict[str, list[tuple[Verdict, Judged]]] = {}
     for one in done:
         for row in one.rows:
-            for first, verdict in row.also:
-                if first.replaced and row.claim.klass == "predicted":
-                    held = (verdict.has_held is True, row.verdict.has_held is True)
-                    found.setdefault(first.replaced, []).append((row.claim.id, *held))
+            first = _came_first(row)
+            if first is not None and row.claim.klass == "predicted":
+                found.setdefault(first[0].replaced, []).append((first[1], row))
     return [
         PredictionChange(
-            tuple(id_ for id_, _, _ in rows),
+            tuple(row.claim.id for _, row in rows),
             because,
-            sum(before for _, before, _ in rows),
-            sum(now for _, _, now in rows),
+            sum(verdict.has_held is True for verdict, _ in rows),
+            sum(row.verdict.has_held is True for _, row in rows),
         )
         for because, rows in found.items()
     ]

@@ -134,8 +134,8 @@ computed from. Its rows are counted above.
 ## How a row is judged
 
 The class and the tolerance of a row are declared in `harness/reproduce/classes.csv` before its figure is computed. The
-section above lists the exceptions. The verdict is computed from the class, the tolerance and the two values; nobody
-writes a verdict by hand.
+classes that were changed later are listed above. The verdict is computed from the class, the tolerance and the two
+values; nobody writes a verdict by hand.
 
 {classes}
 

@@ -37,8 +37,8 @@ def of_table_6(mode: str, column: str) -> Told:
     if column == "attention s":
         return Told(READ, _fixed_attention(mode))
     if column == "wall s":
-        parts, own = _parts(mode), (places.table_6(mode, "experts s"), places.table_6(mode, "attention s"))
-        told = f"{parts[0].upper()}{parts[1:]}. {own[0]} and {own[1]} say why of the first two."
+        own = places.table_6(mode, "experts s"), places.table_6(mode, "attention s")
+        told = f"{_parts(mode)} {own[0]} and {own[1]} say why of the first two."
         return Told(READ, told if mode == "ours" else f"{told} {_unnamed(mode)}")
     return Told(READ, _small_experts() if mode == "ours" else "One line goes through Tables 4, 6 and 8: its residual.")
 
@@ -96,21 +96,19 @@ def _unnamed_s(mode: str) -> float:
 def _unnamed(mode: str) -> str:
     calls = {one: _unnamed_s(one) / qwen(one).n_launches for one in (mode, "ours")}
     return (
-        f"All else is {1e3 * calls[mode]:.3f} ms for each of {qwen(mode).n_launches} calls of experts; in NPUMoE's run"
-        f" it is {1e3 * calls['ours']:.3f} ms for each of {qwen('ours').n_launches}. Table 4 tells what router, gather,"
-        " scatter and norms take by the byte, and the source states no price of a call of them: so ours has none."
+        f"In all else ours lacks {1e3 * calls[mode]:.3f} ms for each of {qwen(mode).n_launches} calls of experts; in"
+        f" NPUMoE's run {1e3 * calls['ours']:.3f} ms for each of {qwen('ours').n_launches}. Table 4 tells what router,"
+        " gather, scatter and norms take by the byte, and the source states no price of a call of them: so ours has"
+        " none."
     )
 
 
 def _parts(mode: str) -> str:
     """How a wall time differs, part by part."""
-    ours = qwen(mode)
-    theirs_s, theirs_experts_s, theirs_attention_s = _theirs_s(mode)
-    experts_s, attention_s = ours.seconds["expert FFN"], ours.seconds["attention"]
-    rest_s, theirs_rest_s = ours.wall_s - experts_s - attention_s, theirs_s - theirs_experts_s - theirs_attention_s
+    ours_s, (_, experts_s, attention_s) = qwen(mode).seconds, _theirs_s(mode)
     return (
-        f"experts make {experts_s - theirs_experts_s:+.3f} s of the difference, attention"
-        f" {attention_s - theirs_attention_s:+.3f} s and all else {rest_s - theirs_rest_s:+.3f} s"
+        f"Experts make {ours_s['expert FFN'] - experts_s:+.3f} s of the difference, attention"
+        f" {ours_s['attention'] - attention_s:+.3f} s and all else {-_unnamed_s(mode):+.3f} s."
     )
 
 
@@ -163,7 +161,7 @@ def cpu_joules() -> str:
         f" {outside_s:.3f} s, {_busy_w() * outside_s:.2f} J at the CPU's {_busy_w():.1f} W. The other {left_j:.2f} J"
         f" are drawn while the NPU works: {left_j / on_npu_s:.1f} W of a CPU that waits, or"
         f" {1e3 * left_j / _busy_w() / n_launches:.1f} ms of its work for each of {n_launches} launches. The source"
-        " states neither, so that the row is not predictable."
+        " states neither, so that nothing predicts this row."
     )
 
 
@@ -188,7 +186,7 @@ def _npu_joules() -> str:
         f" ({places.table_6('ours', 'attention s')}). The rest of theirs is {left_w:.1f} W while experts and attention"
         f" run. Table 5, on experts of 150 MiB, leaves the NPU {npu.busy_w.value:.1f} W beside what goes with"
         f" multiplications. The source states no power at {_expert_mib():.0f} MiB, where launches and weights count"
-        " for more, so that the row is not predictable."
+        " for more, so that nothing predicts this row."
     )
 
 
@@ -199,5 +197,5 @@ def _attention_joules() -> str:
         f" {qwen('anemll').joules['npu']:.2f} J over the keys that are there, and"
         f" {qwen_of_fixed_keys('anemll').joules['npu']:.2f} J over {FIXED_KEYS}, by which its time comes out"
         f" ({places.table_6('anemll', 'attention s')}). The source states neither the shape of attention nor the NPU's"
-        " watts in it, so that the row is not predictable."
+        " watts in it, so that nothing predicts this row."
     )
