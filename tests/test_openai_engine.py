@@ -1,14 +1,15 @@
-"""A server as an engine: the same answers as the engine behind it, and no figure from one that says something wrong."""
+"""A server as an engine: the same answers as the engine behind it, in each server's words, and whose joules are read.
+
+Servers that answer wrongly or not at all: `tests.test_openai_wrong_servers`.
+"""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,7 @@ from devices.cpu_seconds import counted_as_ours, host_cpu_seconds, own_cpu_secon
 from devices.host import Host
 from engines.base import unheard
 from engines.errors import EngineError, NotSupportedError
-from engines.external.openai import OpenAIEngine, ServerOptions
 from engines.external.openai_host import Whereabouts, whereabouts
-from engines.external.openai_link import ServerLink
 from engines.reference import ReferenceEngine
 from engines.serving.http import LocalServer
 from harness.device_building import seen_device
@@ -30,27 +29,12 @@ from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from results.cells import CACHE_NOT_KNOWN
-from results.records import Request
 from results.store import Store
 from tests.command import joulebench
+from tests.openai_client import client, request
 from tests.plans import DROPLESS, raw_plan, write_plan
 from tests.protocol_server import checkpoint, engine, served
-from tests.scripted_server import (
-    STREAM_HEAD,
-    Script,
-    answer,
-    chunk,
-    end,
-    endless,
-    event,
-    piece,
-    scripted,
-    slowly,
-    stream,
-    usage,
-)
-
-PROMPT = "The miller came home. The key is"
+from tests.scripted_server import chunk, end, scripted, slowly, stream, usage
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +46,6 @@ def server() -> Iterator[LocalServer]:
 @pytest.fixture(scope="module")
 def own() -> ReferenceEngine:
     return engine()
-
-
-def client(url: str, **options: Any) -> OpenAIEngine:
-    asked = ServerOptions(url, **{"flavour": "joulebench", "model": "m", **options})
-    return OpenAIEngine(asked, checkpoint().tokenizer, checkpoint().config.max_length, time.perf_counter)
-
-
-def request(n: int = 8, prompt: str = PROMPT, **changes: Any) -> Request:
-    prompt_ids = checkpoint().tokenizer.encode(prompt)
-    fields = {"request_id": "r", "sample_id": "s", "kind": "generate", "prompt_ids": prompt_ids, "max_new_tokens": n}
-    return Request.model_validate(fields | changes)
 
 
 @pytest.mark.parametrize("flavour", ["joulebench", "vllm", "sglang", "openai"])
@@ -177,142 +150,6 @@ def test_a_running_count_places_tokens_of_which_no_ids_were_told() -> None:
     with scripted(stream(*told, end(), usage(n, 4, 0))) as server:
         times = client(server.url, flavour="openai").run(request(4), unheard).token_times_s
     assert times[0] == times[1] < times[2] == times[3]
-
-
-HOSTILE = "\x1b[2J" + "long words " * 200
-
-
-INTERNAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
-OLD_ERROR = piece(b'error: {"code":500,"message":"of llama-server: out of slots"}\n\n')
-
-
-def counted(n: int, *counts: int) -> Script:
-    """Four tokens, one a chunk, with a running count that says something else."""
-    texts = (" the", " rain", " had", " stopped")
-    told = [chunk(text) | {"usage": usage(n, count)["usage"]} for text, count in zip(texts, counts, strict=True)]
-    return stream(*told, end(), usage(n, 4, 0))
-
-
-def wrong_answers(n: int) -> dict[str, tuple[Script, str]]:
-    """What a server may say, and what of it must be told."""
-    good = (chunk(" the"), chunk(" rain"))
-    return {
-        "ends early": (stream(*good, done=False), "ended before it was done"),
-        "breaks off": (slowly([STREAM_HEAD + b"1f\r\ndata: "], 0), "ended within a line|broke off|before it was done"),
-        "says no reason": (stream(*good, usage(n, 2)), "did not say why it ended"),
-        "another count": (stream(*good, end(), usage(n, 3)), "counts 3 new tokens, and the plan's tokenizer makes 2"),
-        "another prompt": (stream(*good, end(), usage(n + 1, 2)), f"counts {n + 1} prompt tokens, and .* {n} "),
-        "other ids": (stream(chunk("a", token_ids=[5]), end(), usage(n, 1)), "not what its token ids mean"),
-        "no counts": (stream(*good, end()), "neither the ids of its tokens nor their number"),
-        "too few": (stream(*good, end("stop"), usage(n, 2)), "2 new tokens came, asked for exactly 4 .*'stop'"),
-        "too many": (stream(*good * 3, end(), usage(n, 6)), "5 new tokens came and no end, asked for 4"),
-        "too many in one": (stream(chunk(" the rain" * 3), end(), usage(n, 6)), "6 new tokens came, asked for 4"),
-        "no end": (endless(b"", event(chunk(" the"))), "5 new tokens came and no end, asked for 4"),
-        "no end of ids": (endless(b"", event(chunk(" the", token_ids=[5]))), "5 new tokens came and no end"),
-        "no end, counted": (endless(b"", event(usage(n, 9, 0) | chunk(" the"))), "9 new tokens came"),
-        "another model": (stream(*(one | {"model": "b"} for one in good), end(), usage(n, 2)), "answers as model 'b'"),
-        "a second model": (stream(good[0] | {"model": "m"}, good[1] | {"model": "n"}, end()), "answers as model 'n'"),
-        "all held": (stream(*good * 2, end(), usage(n, 4, n)), f"it held {n} of {n} prompt tokens"),
-        "more held": (stream(*good * 2, end(), usage(n, 4, n + 7)), f"it held {n + 7} of {n} prompt tokens"),
-        "counts fall": (counted(n, 1, 2, 1, 4), "counted 1 new tokens behind 2, of 4 in all"),
-        "counts run ahead": (counted(n, 4, 4, 4, 4), "counted 4 new tokens behind 0, of 4 in all, when 4 characters"),
-        "counts pass the whole": (counted(n, 1, 2, 3, 9), "9 new tokens came and no end, asked for 4"),
-        "HTTP 500 in mid-stream": (slowly([STREAM_HEAD + event(good[0]) + INTERNAL], 0), "ended before it was done"),
-        "error as an event": (slowly([STREAM_HEAD + event(good[0]) + OLD_ERROR], 0), "of llama-server: out of slots"),
-        "error as an object": (stream(good[0], {"object": "error", "message": "GPU lost", "code": 500}), "GPU lost"),
-        "error within": (stream(chunk(" a"), {"error": {"message": HOSTILE}}), r"\\x1b\[2J"),
-        "refused": (answer({"error": {"message": HOSTILE}}, "400 Bad"), r"HTTP 400 Bad: \\x1b\[2J"),
-        "moved": (answer({}, "302 Found", "Location: http://elsewhere/v1\r\n"), "moved to http://elsewhere/v1"),
-        "no stream": (answer({"choices": []}), "answers with application/json where a stream was asked"),
-        "no JSON": (stream(chunk(" a")).replace(b'{"choices"', b'["choices"', 1), "no JSON"),
-        "hostile types": (stream({"choices": [{"text": ["a"]}]}), "text: must be a text"),
-        "hostile counts": (stream(*good, end(), usage(n, -2)), "usage.completion_tokens: must be a count"),
-        "nothing": (slowly([], 0), "ended the connection without an answer"),
-    }
-
-
-@pytest.mark.parametrize("case", wrong_answers(0))
-def test_a_wrong_answer_is_an_error_and_no_figure(case: str) -> None:
-    script, words = wrong_answers(len(request().prompt_ids))[case]
-    with scripted(script) as server:
-        asked = request(4, ignore_end_tokens=True)
-        with pytest.raises(EngineError, match=words) as caught:
-            client(server.url, flavour="openai").run(asked, unheard)
-        assert len(server.asked) == 1, "what began is not asked again"
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 600
-
-
-@pytest.mark.parametrize("again", [piece(b": alive\n"), piece(b"\n"), event({"choices": []}), event(chunk(""))])
-@pytest.mark.parametrize("first", [b"", event(chunk(" the"))])
-def test_a_server_that_only_keeps_its_stream_alive_is_not_waited_for_for_ever(first: bytes, again: bytes) -> None:
-    with (
-        scripted(endless(first, again)) as server,
-        pytest.raises(EngineError, match=r"nothing of the answer came in 0.2 s; raise timeout_s"),
-    ):
-        client(server.url, flavour="openai", timeout_s=0.2).run(request(4), unheard)
-
-
-def test_an_answer_that_comes_byte_by_byte_has_to_end_in_time() -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-    def drips(connection: socket.socket) -> None:
-        connection.sendall(head)
-        with suppress(OSError):
-            while True:
-                connection.sendall(piece(b" "))
-                time.sleep(0.001)
-
-    cut = answer({"choices": []})[:-4]
-    asked = request(0, kind="loglikelihood", continuation_ids=[5])
-    with scripted(drips, slowly([cut], 0)) as server:
-        with pytest.raises(EngineError, match=r"the answer has not ended in 0.2 s; raise timeout_s"):
-            client(server.url, timeout_s=0.2).run(asked, unheard)
-        with pytest.raises(EngineError, match=r"the answer broke off \(4 bytes are missing\)"):
-            client(server.url).run(asked, unheard)
-
-
-def test_a_slow_server_is_waited_for_so_long_and_no_longer() -> None:
-    n = len(request().prompt_ids)
-    whole = stream(chunk(" the"), end(), usage(n, 1, 0))
-    with scripted(slowly([whole[:-90], whole[-90:]], 0.4), slowly([whole[:-90], whole[-90:]], 0.4)) as server:
-        assert client(server.url).run(request(1), unheard).n_generated == 1
-        with pytest.raises(EngineError, match=r"no chunk in 0.1 s; raise timeout_s"):
-            client(server.url, timeout_s=0.1).run(request(1), unheard)
-
-
-def test_a_request_is_sent_again_only_before_anything_came() -> None:
-    """On a connection that the server had closed meanwhile, and to one that is busy."""
-    n = len(request().prompt_ids)
-    whole = stream(chunk(" the"), end(), usage(n, 1, 0))
-    busy = answer({"error": {"message": "full"}}, "503 Service Unavailable")
-    with scripted(whole, slowly([], 0), whole, busy, whole) as server:
-        through = client(server.url)
-        assert [through.run(request(1), unheard).n_generated for _ in range(3)] == [1, 1, 1]
-        assert any("of their answer had come: " in note for note in through.take_remarks())
-        assert len(server.asked) == 5
-
-
-@pytest.mark.parametrize(("below", "is_told"), [("", True), ("/v1", False)])
-def test_an_address_without_v1_that_is_not_found_says_so(below: str, is_told: bool) -> None:
-    with scripted(answer({"error": {"message": "none"}}, "404 Not Found")) as server:
-        link = ServerLink(server.url.removesuffix("/v1") + below, None, 5.0, time.perf_counter)
-        with pytest.raises(EngineError, match="HTTP 404 Not Found: none") as caught:
-            link.get("/models")
-        assert ("up to /v1" in str(caught.value)) == is_told
-
-
-def test_the_key_is_sent_and_told_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERVERS_KEY", "sk-verysecret")
-    refusal = answer({"error": {"message": "bad key sk-verysecret"}}, "401 Unauthorized")
-    with scripted(refusal) as server:
-        through = client(server.url, key_variable="SERVERS_KEY")
-        with pytest.raises(EngineError, match=r"HTTP 401 Unauthorized: bad key \*\*\*"):
-            through.run(request(), unheard)
-        assert "Authorization: Bearer sk-verysecret" in server.heads[0]
-    monkeypatch.delenv("SERVERS_KEY")
-    with pytest.raises(EngineError, match="key_variable SERVERS_KEY: the environment has none"):
-        client("http://127.0.0.1:1/v1", key_variable="SERVERS_KEY")
 
 
 def test_an_exact_length_and_no_cache_are_asked_in_each_servers_words() -> None:
