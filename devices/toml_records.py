@@ -63,7 +63,7 @@ def parse_record(schema: type[Read], text: str) -> Read:
         return schema.model_validate(raw, strict=True)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        raise RecordError([_told(one) for one in faults if not _follows(one, faults)]) from error
+        raise RecordError([told(one) for one in faults if not _follows(one, faults)]) from error
 
 
 def _follows(fault: ErrorDetails, faults: Sequence[ErrorDetails]) -> bool:
@@ -74,19 +74,29 @@ def _follows(fault: ErrorDetails, faults: Sequence[ErrorDetails]) -> bool:
     )
 
 
-def _told(fault: ErrorDetails) -> str:
-    where = printable(".".join(str(one) for one in fault["loc"] if one != OF_A_KEY), MAX_SHOWN)
-    if fault["type"] == "missing":
-        return f"{where}: missing; add it"
-    if fault["type"] == "extra_forbidden":
-        return f"{where}: unknown key; remove it"
-    if fault["type"] == "too_short":
-        return f"{where}: must have at least {fault['ctx']['min_length']}, found {fault['ctx']['actual_length']}"
-    # By their words: what a record of its own refused says no kind of fault.
-    if fault["msg"] == "String should have at least 1 character":
-        return f"{where}: is empty; write it"
-    if fault["msg"].startswith("Input should be a valid dictionary"):
-        return f"{where}: must be a table, found {printable(repr(fault['input']), MAX_SHOWN)}; write {{ ... }}"
+def told(fault: ErrorDetails, n_outer: int = 0) -> str:
+    """n_outer: names at the head of its place that the user did not write."""
+    where = printable(".".join(str(one) for one in fault["loc"][n_outer:] if one != OF_A_KEY), MAX_SHOWN)
+    match fault["type"]:
+        case "missing":
+            return f"{where}: missing; add it"
+        case "extra_forbidden":
+            return f"{where}: unknown key; remove it"
+        case "too_short":
+            return f"{where}: must have at least {fault['ctx']['min_length']}, found {fault['ctx']['actual_length']}"
+        case "string_too_short" if not fault["input"]:
+            return f"{where}: is empty; write it"
+        case "model_type" | "dict_type":
+            return f"{where}: must be a table, found {printable(repr(fault['input']), MAX_SHOWN)}; write {{ ... }}"
+        case "union_tag_not_found":
+            return f"{_of_tag(where, fault)}: missing; add it"
+        case "union_tag_invalid":
+            return f"{_of_tag(where, fault)}: must be one of {fault['ctx']['expected_tags']}"
     problem = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
     found = "" if isinstance(fault["input"], dict) else f", found {printable(repr(fault['input']), MAX_SHOWN)}"
     return f"{where}: {problem}{found}" if where else f"{problem}{found}"
+
+
+def _of_tag(where: str, fault: ErrorDetails) -> str:
+    """The key that says which of several records it is."""
+    return ".".join(filter(None, (where, fault["ctx"]["discriminator"].strip("'"))))

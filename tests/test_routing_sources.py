@@ -249,7 +249,8 @@ def test_a_user_names_a_source_in_a_line_of_toml(tmp_path: Path) -> None:
         ("{ kind = ", "no table of TOML"),
         (
             '{ kind = "generated", imbalance = 0.5, reuse = 2, seeds = 1 }',
-            "imbalance: must be greater than or equal to 1; reuse: must be less than or equal to 1; seeds: unknown key",
+            "imbalance: must be greater than or equal to 1, found 0.5; "
+            + "reuse: must be less than or equal to 1, found 2; seeds: unknown key; remove it$",
         ),
         ('{ kind = "trace" }', "path: missing; add it; of: missing; add it"),
     ],

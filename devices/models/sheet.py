@@ -265,10 +265,8 @@ class Sheet(Record):
 
 def _again(told: ErrorDetails) -> InitErrorDetails:
     """An error of pydantic, to be raised with others."""
-    kind = PydanticCustomError("within", "{words}", {"words": told["msg"]})
-    known = told["type"] in ("missing", "extra_forbidden", "too_short")
-    given = InitErrorDetails(type=told["type"] if known else kind, loc=told["loc"], input=told["input"])
-    return InitErrorDetails(**given, ctx=told["ctx"]) if known and "ctx" in told else given
+    given = InitErrorDetails(type=told["type"], loc=told["loc"], input=told["input"])
+    return InitErrorDetails(**given, ctx=told["ctx"]) if "ctx" in told else given
 
 
 SheetRef = str | Path

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
+from devices.toml_records import told
 from engines.errors import EngineError
 from engines.pricing.counted_routing import counted_routing
 from engines.pricing.generated_routing import fitted_to, generated
@@ -115,18 +115,8 @@ def parse_routing(text: str) -> RoutingSpec:
     except tomllib.TOMLDecodeError as error:
         raise EngineError(f'{text}: no table of TOML ({error}); write it as {{ kind = "generated", ... }}') from error
     except ValidationError as error:
-        raise EngineError(f"{text}: {'; '.join(map(_told, error.errors()))}") from error
-
-
-def _told(fault: ErrorDetails) -> str:
-    where = ".".join(map(str, fault["loc"][1:])) or "kind"
-    if fault["type"] == "union_tag_invalid":
-        return f"{where}: must be one of {fault['ctx']['expected_tags']}"
-    if fault["type"] in ("missing", "union_tag_not_found"):
-        return f"{where}: missing; add it"
-    if fault["type"] == "extra_forbidden":
-        return f"{where}: unknown key; remove it"
-    return f"{where}: {fault['msg'].replace('Input should', 'must')}"
+        problems = [told(one, n_outer=1) for one in error.errors()]  # behind the name of its kind
+        raise EngineError(f"{text}: {'; '.join(problems)}") from error
 
 
 def routing_of_spec(spec: RoutingSpec, sizes: ModelSizes) -> RoutingSource:
