@@ -1,8 +1,8 @@
 """The most memory that this process had resident in a window (Linux).
 
 The kernel keeps the highest resident size (VmHWM in /proc/self/status); writing 5 to /proc/self/clear_refs sets it back
-to what is resident now (Linux 4.0). It is of the whole process: every model that a run holds open, and the pages of
-mapped weights that were touched.
+to what is resident now (Linux 4.0). It is of the whole process: every model that a run holds open, the pages of
+mapped weights that were touched, and what earlier requests freed (`engines/freed_memory.py`).
 """
 
 from __future__ import annotations
