@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkab
 from engines.errors import EngineError as EngineError
 from engines.model.tokenizer import Tokenizer
 from results.copies import DecodeStep
+from results.counters import EngineCounters
 from results.environments import Road
 from results.expert_heat import ExpertHeat
 from results.graph_placement import GraphPlacement
-from results.records import ActiveWeights, Completion, EngineCounters, Request
+from results.records import ActiveWeights, Completion, Request
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ from engines.profile import Profile
 from engines.road import Decoding, Prefill
 from engines.shown import Shown
 from engines.techniques.context import ChunkPhase
+from results.counters import EngineCounters
 from results.expert_heat import ExpertHeat
-from results.records import EngineCounters
 
 
 class Counting:

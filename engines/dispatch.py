@@ -23,7 +23,7 @@ from devices.base import Unit
 from engines.calls import CallKind, Calls, Integers, Width, integers
 from engines.foretold import Foretold, foretold, n_recalled
 from engines.outline import Outline, outline
-from results.records import EngineCounters
+from results.counters import EngineCounters
 
 
 @dataclass(frozen=True)

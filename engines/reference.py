@@ -36,9 +36,10 @@ from engines.techniques.base import Technique, TechniqueParameters
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, Costs, ModelSizes
 from results.copies import DecodeStep
+from results.counters import EngineCounters
 from results.environments import Road
 from results.expert_heat import ExpertHeat
-from results.records import ActiveWeights, Completion, EngineCounters, Request
+from results.records import ActiveWeights, Completion, Request
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
 """Threads: more than any machine has cores; torch and the kernels start as many as they are told."""

@@ -2,13 +2,12 @@
 
 Units stand in the names (`_s _j _w _bytes`); times are seconds on the run's one monotonic clock. A figure that
 could not be obtained is None beside a `reason`, never 0. What was asked for (a technique, a placement) and what was
-observed (`EngineCounters`) are separate records.
+observed (`results.counters`) are separate records.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -197,107 +196,6 @@ class Completion(Record):
         return gaps_s(self.token_times_s, self.is_spread)
 
 
-class EngineCounters(Record):
-    """What the technique did, observed and summed over the window (routed pairs are (token, expert) choices)."""
-
-    counted_layers: CountedLayers | None = None
-    """None where the counters are of all layers that are timed."""
-    routed_pairs: int = 0
-    dropped_pairs: int = 0
-    computed_rows: int = 0
-    """Rows that went through an expert, padding included."""
-    padded_rows: int = 0
-    expert_calls: int = 0
-    weight_loads: int | None = None
-    """Experts whose weights a call loaded; fewer than calls where one finds them there from the one before. All slices
-    of an expert are one load. None: not counted, as in stores of before."""
-    rows_not_fetched: int | None = None
-    """Of the padded ones, those that no transfer brought in. None: none was left out, or not counted, as in stores of
-    before."""
-    bytes_moved: int = 0
-    """As the plans of its layers say; of experts that this engine copies, as they were copied."""
-    bytes_copied: int | None = None
-    """Of these, the ones that this engine really copied; 0 where moves are planned and counted only. None: nothing
-    moves, or not told apart, as in stores of before."""
-    copying_s: float | None = None
-    """While experts were copied, in prefill and decoding. None: nothing was, or not measured; so are the next ones."""
-    decode_timed_s: float | None = None
-    """Of decode steps, from their beginning until their tokens were known."""
-    decode_waited_s: float | None = None
-    """Of these, while what computes waited for experts that were being copied."""
-    decode_copied_s: float | None = None
-    """While experts were copied in decode steps; of these seconds hidden ones, while others were computed."""
-    decode_hidden_s: float | None = None
-    decode_hideable_s: float | None = None
-    """The most that could be hidden: of each step the shorter of computing and copying."""
-    bytes_exchanged: int | None = None
-    """Activations that units sent each other. None: no unit sends any, or not counted, as in stores of before."""
-    hits: int | None = None
-    misses: int | None = None
-    prefetched: int | None = None
-    """Transfers of weights that a later layer waits for. None: the technique does not prefetch, or not counted."""
-    prefetched_unused: int | None = None
-    """Of these, the ones that left their slot, or saw the request end, before anything called them."""
-    predicted: int | None = None
-    """Of the routed pairs, those whose experts a layer before had guessed at. None: the technique does not guess, or
-    not counted."""
-    recalled: int | None = None
-    """Of these, the ones whose expert was among the guessed: what the router chose, whatever was executed."""
-
-    @classmethod
-    def total(cls, counted: Iterable[EngineCounters]) -> EngineCounters:
-        """Sums; of what none of them counted, None."""
-        counted = tuple(counted)
-        names = cls.model_fields.keys() - {"counted_layers"}
-        columns = {name: [getattr(one, name) for one in counted] for name in names}
-        known = {name: [n for n in column if n is not None] for name, column in columns.items()}
-        return cls(**{name: sum(column) for name, column in known.items() if column})
-
-    @property
-    def drop_rate(self) -> float | None:
-        return self.dropped_pairs / self.routed_pairs if self.routed_pairs else None
-
-    @property
-    def copy_rate(self) -> float | None:
-        """Bytes a second, while copies were made."""
-        return self.bytes_copied / self.copying_s if self.bytes_copied and self.copying_s else None
-
-    @property
-    def compute_share(self) -> float | None:
-        """Of the time of decode steps, that in which nothing waited for a copy."""
-        waited = self.wait_share
-        return None if waited is None else 1 - waited
-
-    @property
-    def wait_share(self) -> float | None:
-        """The rest: what computes waited for experts."""
-        return _share(self.decode_timed_s, self.decode_waited_s)
-
-    @property
-    def copy_share(self) -> float | None:
-        """Of the same time, that in which experts were copied; it and computing may go on together."""
-        return _share(self.decode_timed_s, self.decode_copied_s)
-
-    @property
-    def hidden_share(self) -> float | None:
-        """Of what could be hidden of copying behind computing, what was."""
-        return _share(self.decode_hideable_s, self.decode_hidden_s)
-
-    @property
-    def recall(self) -> float | None:
-        """recall@k of the predictions."""
-        return None if self.recalled is None or not self.predicted else self.recalled / self.predicted
-
-    @property
-    def pad_rate(self) -> float | None:
-        """Padding over computed rows: (sum C_e - kept) / sum C_e."""
-        return self.padded_rows / self.computed_rows if self.computed_rows else None
-
-
-def _share(whole: float | None, part: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
-
-
 class ActiveWeights(Record):
     """The weights that one token needs, as the engine stores them: of the experts only as many as are chosen, of the
     embedding nothing, because a row of it is looked up."""
@@ -307,17 +205,6 @@ class ActiveWeights(Record):
     n_bytes: int
     head_parameters: int
     head_bytes: int
-
-
-class CountedLayers(Record):
-    """Of a modelled machine that prices another number of layers than ran: counters are of those that ran."""
-
-    n_run: int
-    n_priced: int
-
-    @property
-    def words(self) -> str:
-        return f"of the {self.n_run} layers that ran; priced are {self.n_priced}"
 
 
 NO_MODEL = "no model ran"

@@ -8,11 +8,12 @@ from typing import Literal
 from pydantic import Field
 
 from results.copies import DecodeStep
+from results.counters import EngineCounters
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
 from results.graph_placement import GraphPlacement
-from results.records import ActiveWeights, Completion, EnergyReading, EngineCounters, IdleBaseline, Record, Score
+from results.records import ActiveWeights, Completion, EnergyReading, IdleBaseline, Record, Score
 
 CellText = Literal["N.S.", "oom", "not supported", "out of memory"]
 """What stands in tables in the place of figures. N.S., oom: experts fit nowhere by the machine's sheet, as sources

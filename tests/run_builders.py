@@ -8,21 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from results.counters import EngineCounters
 from results.derivation import arithmetic_digest
 from results.energy import energy_between
 from results.environments import Environment
-from results.records import (
-    PHASES,
-    Cell,
-    Completion,
-    EnergyReading,
-    EngineCounters,
-    Method,
-    Phase,
-    PowerTrace,
-    Request,
-    Score,
-)
+from results.records import PHASES, Cell, Completion, EnergyReading, Method, Phase, PowerTrace, Request, Score
 from results.runs import RunData, RunInfo
 from results.trials import Failure, Trial
 

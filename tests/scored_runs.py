@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from results.records import Cell, EngineCounters, Score
+from results.counters import EngineCounters
+from results.records import Cell, Score
 from results.runs import RunData
 from results.trials import Trial
 from tests.run_builders import cell, completion, reading, run, trial

@@ -32,7 +32,8 @@ from engines.techniques.context import ChunkPhase, ModelSizes
 from engines.techniques.move.fetch import FetchParameters
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.place.units import OneUnitParameters
-from results.records import Completion, EngineCounters, Request
+from results.counters import EngineCounters
+from results.records import Completion, Request
 from tests.fakes.word_models import word_model
 
 VOCABULARY, N_PROMPT, N_NEW, CHUNK = 11, 37, 9, 16

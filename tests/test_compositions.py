@@ -21,7 +21,7 @@ from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts, expert_memory
 from harness.schema import EngineSpec
-from results.records import EngineCounters
+from results.counters import EngineCounters
 from tests.fakes.random_models import BUNDLED
 from tests.plans import raw_plan
 from tests.test_expert_slots import all_logits

@@ -35,7 +35,7 @@ from engines.techniques.parameters import CustomParameters
 from engines.techniques.place.units import OneUnitParameters
 from engines.techniques.presets import preset_parameters
 from engines.techniques.route import PredictedRoute
-from results.records import EngineCounters
+from results.counters import EngineCounters
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
 from tests.speculating import STEPS, Recorded, loaded, tokens

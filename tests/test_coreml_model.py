@@ -17,7 +17,7 @@ from engines.coreml.interpreter import Arithmetic
 from engines.coreml.transformer import CoremlTransformer, Variant
 from engines.errors import EngineError
 from engines.techniques.presets import preset_parameters
-from results.records import EngineCounters
+from results.counters import EngineCounters
 from tests.coreml import CHUNK, CONTEXT, Converted, converted, engine_of, generation, model_of, prompt, recorded
 
 pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")

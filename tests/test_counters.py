@@ -9,8 +9,7 @@ from rich.console import Console
 
 from harness.summary import print_summary
 from results import tables
-from results.counters import COUNTERS
-from results.records import CountedLayers, EngineCounters
+from results.counters import COUNTERS, CountedLayers, EngineCounters
 from results.report.html import page_context
 from results.run_frames import RunFrames
 from tests.run_builders import cell, run, trial

@@ -29,7 +29,8 @@ from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ModelSizes
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import preset_parameters
-from results.records import EngineCounters, Request
+from results.counters import EngineCounters
+from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
 from tests.speculating import BUNDLED, built, loaded, with_estimator

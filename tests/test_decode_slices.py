@@ -16,7 +16,8 @@ from engines.sizes import own_sizes
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext
 from engines.techniques.parameters import CustomParameters
-from results.records import EngineCounters, Request
+from results.counters import EngineCounters
+from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
 from tests.test_decode_layouts import Watcher, decoded, relative_error

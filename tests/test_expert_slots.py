@@ -25,7 +25,8 @@ from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
 from harness import memory_checks
 from harness.plan import PlanError
-from results.records import EngineCounters, Request
+from results.counters import EngineCounters
+from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
 from tests.plans import DROPLESS

@@ -17,8 +17,9 @@ from engines.pricing.modelled import ModelledEngine, StepObserver
 from engines.pricing.shapes import ModelShape, own_shape
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
+from results.counters import CountedLayers, EngineCounters
 from results.environments import Road
-from results.records import Completion, CountedLayers, EngineCounters, Request
+from results.records import Completion, Request
 from tests.fakes.word_models import word_model
 from tests.techniques import NpumoeT
 from tests.toy_sheet import toy_sheet

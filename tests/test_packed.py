@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from results import packed
+from results.counters import EngineCounters
 from results.packed import PackedRecords, column_of
-from results.records import EngineCounters, Score
+from results.records import Score
 from results.report.csv import write_csv
 from results.report.html import write_html
 from results.run_frames import RunFrames

@@ -19,7 +19,8 @@ from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from harness.session import PreparedCell, run_trial
-from results.records import NO_MODEL, EngineCounters
+from results.counters import EngineCounters
+from results.records import NO_MODEL
 from results.trials import Trial
 from tests.command import joulebench
 from tests.plans import BOOLQ, DROPLESS, FAST, HOST, M2_ULTRA, MODEL, Raw, raw_plan, write_plan

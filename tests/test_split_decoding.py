@@ -27,7 +27,8 @@ from engines.reference import ReferenceEngine
 from engines.techniques.base import Moved
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.parameters import CustomParameters
-from results.records import EngineCounters, Request
+from results.counters import EngineCounters
+from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
 from tests.test_decode_layouts import Watcher, drawn_layouts

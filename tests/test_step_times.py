@@ -19,7 +19,7 @@ from results.copies import (
     prefetching_s,
     step_times,
 )
-from results.records import EngineCounters
+from results.counters import EngineCounters
 from results.report.html import html_text, page_context
 from results.report.step_timelines import _tick
 from tests.run_builders import cell, run, trial

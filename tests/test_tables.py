@@ -9,9 +9,9 @@ import pytest
 from scipy.stats import binomtest
 
 from results import tables
-from results.counters import COUNTERS
+from results.counters import COUNTERS, EngineCounters
 from results.energy import NO_JOULES
-from results.records import EngineCounters, PowerTrace, Score
+from results.records import PowerTrace, Score
 from results.report.csv import csv_text
 from results.runs import RunData
 from results.trial_tables import request_frames, trials

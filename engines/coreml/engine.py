@@ -22,10 +22,11 @@ from engines.profile import Profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
 from results.cells import INTERPRETED
+from results.counters import EngineCounters
 from results.environments import Road
 from results.expert_heat import ExpertHeat
 from results.graph_placement import GraphPlacement
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, Request
 
 
 class CoremlEngine:

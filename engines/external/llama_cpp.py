@@ -32,8 +32,9 @@ from engines.model.tokenizer import Tokenizer
 from engines.profile import Profile
 from engines.techniques.context import ChunkPhase
 from results.core_lists import core_words
+from results.counters import EngineCounters
 from results.environments import PhaseThreads, Road
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, Request
 
 WHEEL = "xllamacpp"
 REMEDY = "install it with `pip install joulebench[llama-cpp]`"

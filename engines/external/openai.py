@@ -28,8 +28,9 @@ from engines.external.openai_link import ServerLink
 from engines.model.tokenizer import Tokenizer
 from engines.profile import Profile
 from results.cells import CACHE_NOT_KNOWN
+from results.counters import EngineCounters
 from results.printable import printable
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, Request
 
 NO_VERSION = "a server that tells no version"
 MOST_VERSION = 400

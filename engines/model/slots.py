@@ -30,7 +30,7 @@ from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
 from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors, without_values
 from engines.model.quantised import Arithmetic, Form, Matrix, QuantisedMatrix, store
 from engines.model.tensor_files import give_back, is_mapped
-from results.records import EngineCounters
+from results.counters import EngineCounters
 
 
 class Copied(NamedTuple):

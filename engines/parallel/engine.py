@@ -28,9 +28,10 @@ from engines.profiling import profile_of
 from engines.reference import ReferenceEngine
 from engines.techniques.parameters import Composed, CustomParameters
 from engines.techniques.place.ranks import ExpertParallelParameters, Held
+from results.counters import EngineCounters
 from results.environments import Road
 from results.expert_heat import ExpertHeat
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, Request
 
 logger = logging.getLogger(__name__)
 

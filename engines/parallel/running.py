@@ -27,7 +27,7 @@ from engines.reference import ReferenceEngine
 from engines.techniques.context import ChunkPhase
 from engines.techniques.over_ranks import OverRanks
 from engines.techniques.parameters import Composed
-from results.records import EngineCounters
+from results.counters import EngineCounters
 
 WATCH_S = 0.1
 DType = Literal["float32", "bfloat16", "float16"]

@@ -32,7 +32,7 @@ from engines.techniques.parameters import Composed
 from engines.techniques.place.units import OneUnitParameters
 from engines.techniques.presets import preset_parameters
 from results.collection import no_collection
-from results.records import EngineCounters
+from results.counters import EngineCounters
 from results.resource_use import MachineUse
 
 Spent = Mapping[tuple[str, str], float]

@@ -13,7 +13,7 @@ import numpy as np
 from engines.calls import Integers
 from engines.dispatch import DispatchPlan
 from engines.foretold import n_recalled
-from results.records import EngineCounters
+from results.counters import EngineCounters
 
 
 @dataclass

@@ -23,9 +23,10 @@ from engines.pricing.shapes import ModelShape
 from engines.pricing.travels import Travels
 from engines.profile import Profile
 from engines.techniques.context import ModelSizes
+from results.counters import CountedLayers, EngineCounters
 from results.environments import Road
 from results.expert_heat import ExpertHeat
-from results.records import Completion, CountedLayers, EngineCounters, Request
+from results.records import Completion, Request
 
 
 class ObservedEngine(Protocol):

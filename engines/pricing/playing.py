@@ -34,9 +34,10 @@ from engines.pricing.shapes import sizes_of
 from engines.profile import Profile
 from engines.shown import Shown
 from engines.techniques.base import Technique
+from results.counters import EngineCounters
 from results.environments import Road
 from results.expert_heat import ExpertHeat
-from results.records import NO_MODEL, Completion, EngineCounters, Request
+from results.records import NO_MODEL, Completion, Request
 
 NO_TOKEN = 0
 """Stands for every token: nobody knows which."""

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from results.collection import no_collection
+from results.counters import EngineCounters
 from results.database import transaction
 from results.derivation import arithmetic_digest
-from results.records import Completion, EnergyReading, EngineCounters, Score
+from results.records import Completion, EnergyReading, Score
 from results.report.csv import write_csv
 from results.report.html import write_html
 from results.run_frames import RunFrames

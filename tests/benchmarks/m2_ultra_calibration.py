@@ -12,7 +12,7 @@ from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
 from harness.reproduce.ledger import ledger
 from harness.reproduce.npumoe import grid
 from harness.reproduce.npumoe.arithmetic import STATED_TTFT_GAINS
-from results.records import EngineCounters
+from results.counters import EngineCounters
 from tests.benchmarks import m2_ultra_arms as arms
 from tests.benchmarks import m2_ultra_fits as fits
 from tests.benchmarks.m2_ultra_arms import ANEMLL, BASE, CPU, GRID, NAIVE, SHEET, TG, TWO_GROUPS, Arm, T

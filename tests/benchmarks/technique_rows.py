@@ -27,7 +27,7 @@ from engines.pricing.shapes import sizes_of
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
 from harness.schema import WORKLOAD
-from results.records import EngineCounters
+from results.counters import EngineCounters
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_page
 from tests.run_builders import generation
 from tests.techniques import that_plan_alone

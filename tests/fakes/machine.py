@@ -17,9 +17,10 @@ from harness.run_parts import RunParts
 from harness.samples import samples_of
 from harness.schema import TrialProtocol
 from harness.session import PreparedCell
+from results.counters import EngineCounters
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
-from results.records import Completion, EngineCounters, Method, PowerTrace, Request, Sample, Score
+from results.records import Completion, Method, PowerTrace, Request, Sample, Score
 
 IDLE_W, PREFILL_W, DECODE_W = 4.0, 20.0, 10.0
 PREFILL_S, TOKEN_S = 0.5, 0.125

@@ -20,8 +20,9 @@ from engines.external.programs.program import Answers, Figures, Lengths, Program
 from engines.external.programs.target import ProgramRun, Target
 from engines.model.tokenizer import Tokenizer
 from engines.profile import Profile
+from results.counters import EngineCounters
 from results.environments import PhaseThreads, Road
-from results.records import Completion, DerivedTime, EngineCounters, Request
+from results.records import Completion, DerivedTime, Request
 
 NO_TOKEN = 0
 """In the place of tokens that nobody tells."""
