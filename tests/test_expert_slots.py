@@ -30,6 +30,7 @@ from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
 from tests.plans import DROPLESS
+from tests.test_kernels import needs_bf16
 from tests.test_preflight import checked, problems
 
 pytestmark = pytest.mark.numbers
@@ -82,7 +83,6 @@ def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
     assert torch.equal(all_logits(loaded), expected)
 
 
-needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no bf16 here: {native.why_not_bf16()}")
 NARROW = [
     *((form, "fp32") for form in ("int8", "int4-g32", "fp8", "mxfp4")),
     *((form, "int8") for form in ("int8", "int4-g32")),

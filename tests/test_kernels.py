@@ -19,18 +19,7 @@ from engines.kernels import compile as compiling
 from engines.kernels import native
 from engines.model.architecture import RouterConfig
 from engines.model.experts import ExpertWeights, GatedWeights, execute, widened_linear
-from engines.model.quantised import (
-    Arithmetic,
-    Form,
-    quantise_fp8,
-    quantise_int4,
-    quantise_int8,
-    quantise_mxfp4,
-    rounded,
-    rounded_to_int8,
-    store,
-)  # fmt: skip
-from engines.model.rope import turn
+from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4, rounded_to_int8, store
 from engines.model.router import RouterWeights, route
 from engines.oracle import mix_experts
 from engines.techniques.presets import dropless
@@ -281,112 +270,6 @@ def test_padding_rows_reach_no_token(form: str, n_padding: int) -> None:
     of_one = native.mix(hidden[:1], experts.table, (4, 3), (1, 1 + n_padding), tokens, weights)
     routing = Routing(torch.tensor([[3]]), torch.tensor([[2.0]]), 5)
     assert relative_error(of_one, mix_experts(hidden[:1], routing, widened).double()) < 2e-6
-
-
-def attention_by_definition(
-    x: Tensor,
-    matrices: list[Tensor],
-    biases: list[Tensor],
-    norms: list[Tensor] | None,
-    sinks: Tensor | None,
-    window: int | None,
-    past: tuple[Tensor, Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    neighbours: bool,
-) -> tuple[Tensor, Tensor]:
-    """In double, one step after the other: the output, and the keys of the new tokens [M, T, D]."""
-    n_new, n_past = len(x), past[0].shape[1]
-    query, key, value = (
-        (x.double() @ m.double().T + b).view(n_new, -1, 16).transpose(0, 1)
-        for m, b in zip(matrices[:3], biases[:3], strict=True)
-    )
-    if norms is not None:
-        query, key = (F.rms_norm(h, (16,), w.double(), 1e-3) for h, w in zip((query, key), norms, strict=True))
-    query, key = (turn(h, cos.double(), sin.double(), "neighbours" if neighbours else "halves") for h in (query, key))
-    keys, values = (torch.cat([old.double(), new], dim=1) for old, new in zip(past, (key, value), strict=True))
-    score = 0.3 * query @ keys.repeat_interleave(3, 0).mT
-    place, seen = torch.arange(n_past, n_past + n_new)[:, None], torch.arange(n_past + n_new)
-    score = score.masked_fill(seen > place, -torch.inf)
-    if window is not None:
-        score = score.masked_fill(seen <= place - window, -torch.inf)
-    if sinks is not None:
-        score = torch.cat([score, sinks.double()[:, None, None].expand(-1, n_new, 1)], dim=-1)
-    share = score.softmax(dim=-1)[..., : n_past + n_new]
-    mixed = (share @ values.repeat_interleave(3, 0)).transpose(0, 1).flatten(1)
-    return mixed @ matrices[3].double().T + biases[3], key
-
-
-@needs_compiler
-@pytest.mark.parametrize("n_new", [1, 2, 16, 23, 230])
-@pytest.mark.parametrize("n_past", [0, 5, 130])
-@pytest.mark.parametrize(
-    ("norm", "sink", "window", "neighbours"),
-    [(False, False, None, False), (True, False, None, True), (False, True, 7, False), (True, True, 100, False)],
-)
-def test_attention_block_is_its_definition(
-    n_new: int, n_past: int, norm: bool, sink: bool, window: int | None, neighbours: bool
-) -> None:
-    """Six heads that share two key/value heads; half of each head's features are turned; scores reach far down."""
-    x, past = random(n_new, 40), (random(2, n_past, 16, seed=1), random(2, n_past, 16, seed=2))
-    matrices = [random(*shape, seed=n) / 3 for n, shape in enumerate([(96, 40), (32, 40), (32, 40), (40, 96)])]
-    biases = [random(n, seed=n + place) for place, n in enumerate((96, 32, 32, 40))]
-    norms = [4 * random(16, seed=7), random(16, seed=8)] if norm else None
-    sinks = random(6, seed=4) if sink else None
-    cos, sin = random(n_new, 4, seed=5), random(n_new, 4, seed=6)
-    table = native.attention_table(
-        *matrices, (biases[0], biases[1], biases[2], biases[3]), (norms[0], norms[1], 1e-3) if norms else None, sinks,
-        16, window, 0.3, neighbours,
-    )  # fmt: skip
-    assert table is not None
-    keys, values = torch.full((2, 2, n_past + n_new + 3, 16), float("nan")).unbind()
-    keys[:, :n_past], values[:, :n_past] = past
-    expected, new_keys = attention_by_definition(x, matrices, biases, norms, sinks, window, past, cos, sin, neighbours)
-    found = native.attend(x, table, cos, sin, [(keys, values, n_past, n_new)])
-    assert relative_error(found, expected) < 3e-6
-    assert relative_error(keys[:, n_past : n_past + n_new], new_keys) < 1e-6
-    assert keys[:, n_past + n_new :].isnan().all()
-
-
-def attended(cut: list[int], form: Form, window: int | None, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """What six heads of 16 find for tokens that come in pieces of `cut`, behind what is cached before them all."""
-    matrices = [store(torch.eye(rows, 96), form, ARITHMETICS[form]) for rows in (96, 32, 32, 96)]
-    sinks = random(6, seed=4)
-    table = native.attention_table(*matrices, (None,) * 4, None, sinks, 16, window, 0.25, neighbours=False)
-    assert table is not None
-    pieces, done, n_past = list[Tensor](), 0, keys.shape[1] - len(query)
-    for n in cut:
-        pieces.append(native.attend_cached(query[done : done + n], table, [(keys, values, n_past + done, n)]))
-        done += n
-    return torch.cat(pieces)
-
-
-ARITHMETICS: dict[Form, Arithmetic] = {"fp32": "fp32", "bf16": "bf16"}
-by_form = pytest.mark.parametrize("form", ["fp32", pytest.param("bf16", marks=needs_bf16)])
-
-
-@needs_compiler
-@by_form
-@pytest.mark.parametrize("window", [None, 7, 100])
-def test_attention_is_the_same_however_a_prompt_is_cut(form: Form, window: int | None) -> None:
-    query, (keys, values) = random(400, 96), (random(2, 430, 16, seed=1), random(2, 430, 16, seed=2))
-    whole = attended([400], form, window, query, keys, values)
-    assert torch.equal(attended([33, 90, 277], form, window, query, keys, values), whole)
-
-
-@needs_compiler
-@needs_bf16
-@pytest.mark.parametrize("window", [None, 7, 100])
-def test_attention_in_bf16_rounds_queries_keys_and_values_and_shares(window: int | None) -> None:
-    """What is rounded already comes to the same bits. Shares, and then what they give, lose up to 2^-8."""
-    query, (keys, values) = random(400, 96), (random(2, 430, 16, seed=1), random(2, 430, 16, seed=2))
-    found = attended([400], "bf16", window, query, keys, values)
-    query, keys, values = (rounded(x, "bf16") for x in (query, keys, values))
-    assert torch.equal(found, attended([400], "bf16", window, query, keys, values))
-    exact = attended([400], "fp32", window, query, keys, values)
-    bound = attended([400], "fp32", window, query, keys, values.abs())  # the shares' sum of magnitudes
-    assert ((found - exact).abs() <= (2**-8 + 2**-8 + 2**-16) * bound + 1e-5).all()
-    assert not torch.equal(found, rounded(exact, "bf16"))
 
 
 @needs_compiler

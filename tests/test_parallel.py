@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from engines.base import unheard
-from engines.kernels import native
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
 from engines.model.transformer import Transformer
@@ -36,6 +35,7 @@ from tests.ranks import (
     relative_error,
     technique,
 )
+from tests.test_kernels import needs_bf16
 
 pytestmark = pytest.mark.numbers
 
@@ -145,9 +145,6 @@ def test_answers_are_those_of_one_process_alone_and_in_a_batch(one: ReferenceEng
         theirs.routed_pairs, theirs.computed_rows, 0,
     )  # fmt: skip
     assert two.held_weights().n_parameters == one.held_weights().n_parameters
-
-
-needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no bf16 here: {native.why_not_bf16()}")
 
 
 @pytest.mark.slow

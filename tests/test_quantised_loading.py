@@ -27,6 +27,7 @@ from engines.model.weights import ModelWeights, SparseWeights
 from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, FamilyCase, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer, write_random_model
+from tests.test_kernels import needs_bf16
 
 pytestmark = pytest.mark.numbers
 
@@ -60,9 +61,6 @@ def held(part: Any) -> Iterator[Tensor]:
     elif is_dataclass(part):
         for field in fields(part):
             yield from held(getattr(part, field.name))
-
-
-needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no bf16 here: {native.why_not_bf16()}")
 
 
 @pytest.mark.parametrize("arithmetic", ["int8", pytest.param("bf16", marks=needs_bf16)])
