@@ -1,6 +1,7 @@
-// Attention over the cache. torch spends 20 to 100 microseconds on the way to each operation on one token.
+// Attention over the cache: what all queries share, and one token of each sequence, for which torch spends 20 to 100
+// microseconds on the way to each operation. wide_attention.h has many tokens.
 //
-// Legend: T query tokens, N query heads, M key/value heads, G = N / M, S positions seen, D features of a head.
+// Legend: N query heads, M key/value heads, G = N / M, S positions seen, D features of a head.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // Attention of many query tokens over the cache.
 //
-// Legend: T query tokens, N query heads, G query heads that share keys and values, D features of a head.
+// Legend: T query tokens, N query heads, D features of a head.
 
 #pragma once
 
@@ -80,7 +80,8 @@ class PairBlock {
   static constexpr int64_t kAligned = 2;
 
   // room: of `size` floats.
-  PairBlock(int64_t dim, float* room) : dim_(dim), stride_(pairs_stride(dim)), keys_((int32_t*)room), values_(keys_ + kKeys * stride_) {}
+  PairBlock(int64_t dim, float* room)
+      : dim_(dim), stride_(pairs_stride(dim)), keys_((int32_t*)room), values_(keys_ + kKeys * stride_) {}
   static int64_t size(int64_t dim) { return kKeys * (pairs_stride(dim) + dim / 2); }
   void take(const float* keys, const float* values, int64_t n_keys) {
     for (int64_t s = 0; s < n_keys; s++) prepare_pairs(keys + s * dim_, dim_, (float*)keys_ + s * stride_);
@@ -123,9 +124,9 @@ struct Queries {
   float *packed, *mixed;  // [D][queries]
   fN largest[kRegisters], total[kRegisters];
 
-  // Room for packed and mixed. query, out: of the first token, `stride` floats between tokens.
   static int64_t size(int64_t dim) { return 2 * dim * kPanel; }
 
+  // query: of the first token, `stride` floats between tokens; `out` of finish alike. room: of `size` floats.
   void begin(const Attention& a, const float* query, int64_t stride, float* room) {
     packed = room, mixed = room + a.dim * kPanel;
     pack(0, kPanel, a.dim, [&](int64_t i) { return i < n ? query + i * stride : nullptr; }, packed);
@@ -239,14 +240,13 @@ inline void attend_by(const Attention& a, const float* query_TQ, int64_t positio
     for (int64_t unit = begin; unit < end; unit++) {
       const int64_t kv_head = unit / n_groups(), last = n_of_kv - unit % n_groups() * together;
       const int64_t first = std::max<int64_t>(0, last - together), n = last - first;
-      const auto place = [&](int64_t i) {
-        return (first + i) / per_kv * kPanel * stride + (kv_head * per_kv + (first + i) % per_kv) * dim;
-      };
+      const auto token = [&](int64_t i) { return (first + i) / per_kv * kPanel; };
+      const auto head = [&](int64_t i) { return kv_head * per_kv + (first + i) % per_kv; };
+      const auto place = [&](int64_t i) { return token(i) * stride + head(i) * dim; };
       Queries group[kTogether];
       for (int64_t i = 0; i < n; i++) {
-        const int64_t t = (first + i) / per_kv * kPanel;
-        group[i].head = kv_head * per_kv + (first + i) % per_kv, group[i].position = position + t;
-        group[i].n = std::min<int64_t>(kPanel, n_tokens - t);
+        group[i].head = head(i), group[i].position = position + token(i);
+        group[i].n = std::min<int64_t>(kPanel, n_tokens - token(i));
         group[i].begin(a, query_TQ + place(i), stride, room + i * of_queries);
         Block::ready_queries(dim, group[i].packed);
       }
