@@ -19,10 +19,10 @@ from results.printable import printable
 from results.tracks import LINKS, REQUESTS, THREADS, UNITS, Timelines
 
 GROUPS: Final = (REQUESTS, THREADS, UNITS, LINKS)
-"""In the order in which a reader shows them; power comes behind."""
+"""In the order that readers are asked for, power behind them. Perfetto has an order of its own for them."""
 POWER: Final = "power"
 FIRST_THREAD: Final = 1000
-"""Times its process's number: more than there are processes."""
+"""Times the number of its process: behind that a process's threads are numbered, far above all processes."""
 POWER_DIGITS: Final = 6
 """Watts are joules over seconds: beyond, rounding makes 19.99999999 of 20."""
 Event = dict[str, Any]

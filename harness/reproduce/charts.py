@@ -36,7 +36,7 @@ def theirs_of(book: Ledger, entry: Entry) -> float | str | None:
 
 
 def table_chart(book: Ledger, table: SourceTable) -> dict[str, Any]:
-    """Bars or lines of the entries that are numbers on either side."""
+    """Bars, lines or dots of the entries that are numbers on either side; bars of ranges too."""
     points = _points(book, table)
     described = f"{table.name}: {table.title}, theirs and ours"
     if table.picture == "dots":
