@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from engines.model.architecture import AttentionConfig, Span
 from engines.model.attention import mix_values
 from engines.model.key_value_cache import view_of
+from engines.model.quantised import Arithmetic
 
 pytestmark = pytest.mark.numbers
 
@@ -77,3 +79,12 @@ def test_sink_alone_takes_what_no_key_deserves() -> None:
         torch.zeros(1, 1, 4), torch.zeros(1, 1, 4), torch.ones(1, 1, 4), None, PLAIN, torch.tensor([math.log(3)])
     )
     torch.testing.assert_close(got, torch.full((1, 1, 4), 0.25))
+
+
+@pytest.mark.parametrize("arithmetic", get_args(Arithmetic))
+def test_a_sink_that_takes_all_leaves_nothing(arithmetic: Arithmetic) -> None:
+    """e^-200 is no number of fp32 but 0."""
+    got = mix_values(
+        torch.zeros(1, 1, 4), torch.zeros(1, 1, 4), torch.ones(1, 1, 4), None, PLAIN, torch.tensor([200.0]), arithmetic
+    )
+    assert torch.equal(got, torch.zeros(1, 1, 4))

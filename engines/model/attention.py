@@ -220,19 +220,19 @@ def mix_values(
         if mask_TS is not None:
             score_GTS = score_GTS.masked_fill(~mask_TS, float("-inf"))
         sink_G = None if sinks_N is None else sinks_N[served]
-        share_GTS = _softmax_with_sink(score_GTS, sink_G)
-        if arithmetic != "fp32":
-            largest_GT1 = share_GTS.amax(dim=-1, keepdim=True)
-            share_GTS = rounded(share_GTS / largest_GT1, arithmetic) * largest_GT1
-        mixed.append(share_GTS.to(value_SD.dtype) @ value_SD)
+        mixed.append(_shares(score_GTS, sink_G, arithmetic).to(value_SD.dtype) @ value_SD)
     return torch.cat(mixed)
 
 
-def _softmax_with_sink(score_GTS: Tensor, sink_G: Tensor | None) -> Tensor:
-    if sink_G is None:
-        return score_GTS.softmax(dim=-1)
-    sink_GT1 = sink_G[:, None, None].expand(*score_GTS.shape[:2], 1)
-    return torch.cat([score_GTS, sink_GT1], dim=-1).softmax(dim=-1)[..., :-1]
+def _shares(score_GTS: Tensor, sink_G: Tensor | None, arithmetic: Arithmetic) -> Tensor:
+    if sink_G is not None:
+        sink_GT1 = sink_G[:, None, None].expand(*score_GTS.shape[:2], 1)
+        score_GTS = torch.cat([score_GTS, sink_GT1], dim=-1)
+    share_GTS = score_GTS.softmax(dim=-1)
+    if arithmetic != "fp32":
+        largest_GT1 = share_GTS.amax(dim=-1, keepdim=True)
+        share_GTS = rounded(share_GTS / largest_GT1, arithmetic) * largest_GT1
+    return share_GTS if sink_G is None else share_GTS[..., :-1]
 
 
 def _latent_attention(

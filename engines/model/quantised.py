@@ -75,7 +75,7 @@ class Quantisation(Record):
     """A head that is tied to the embedding becomes a copy of its own."""
     arithmetic: Arithmetic = "fp32"
     """int8: inputs of products with matrices of 8 and 4 bits are `rounded`; bf16: of those with matrices of bf16, and
-    what attention of more than one token multiplies. Others are computed in fp32."""
+    what attention of more than one token multiplies, but latent attention. Others are computed in fp32."""
 
     @property
     def asked(self) -> dict[str, Form]:
