@@ -28,6 +28,7 @@ from engines.model.accelerator import Backend, StackedExperts, execute_stacked, 
 from engines.model.attention import attend, kernel_table
 from engines.model.experts import execute
 from engines.model.key_value_cache import Chunk, Step, view_of
+from engines.model.norms import summed
 from engines.model.router import route
 from engines.model.transformer import Transformer
 from engines.model.weights import SparseWeights
@@ -148,7 +149,7 @@ class Bench:
 
         def call() -> None:
             for _ in range(self._n_layers):
-                _ = x_TH + y_TH
+                summed(x_TH, y_TH)
 
         work = amounts_of([residual("residual", n_tokens, self.shape, "cpu")], times=self._n_layers)
         return self._work("residual", f"{n_tokens} rows", work, call)
