@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from dataclasses import replace
 from itertools import product, starmap
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from devices.models.efficiency import Efficiency
 from devices.models.sheet import Sheet, available_sheets, load_sheet, parse_sheet
-from engines.model.quantised import FORMS, Quantisation
-from engines.pricing.model_shape import ModelShape, WeightBits
+from engines.model.quantised import Quantisation
+from engines.pricing.model_shape import ModelShape
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import quantised, shape_named
 from engines.techniques.presets import PRESETS
-from harness.commands import app
 from harness.conclusions import Effect
 from harness.cross.arms import Arm, arms_on
 from harness.cross.pages import Machine
 from harness.cross.sensitivity import effects
 from harness.cross.table import Question, Row, are_bounds, cross_table, dominates, records, row_of, with_front
-from tests.toy_sheet import TOY_TOML, figure
+from tests.toy_sheet import figure
 
 QWEN = shape_named("qwen3-30b-a3b")
 SMALL = ModelShape("small", 2, 64, 4, 2, 16, 0, 8, 2, 32, 100)
@@ -201,6 +197,48 @@ def test_ranks_work_side_by_side() -> None:
     assert one.tpot_s - two.tpot_s == pytest.approx(half_s, rel=0.02)
 
 
+def test_bytes_over_links_are_of_a_decoded_token() -> None:
+    """On demand every chosen expert travels: 48 layers of 8 experts of 3 x 2048 x 768 values of two bytes, 3.62 GB."""
+    question = Question(QWEN, UniformRouting(), prompt_tokens=16, decode_steps=2, chunk=16)
+    (found,) = cross_table(question, [load_sheet("a100")], ("on-demand",))
+    assert found.moved_bytes_per_token == pytest.approx(48 * 8 * 3 * 2048 * 768 * 2, rel=1e-3)
+
+
+def test_a_sheet_with_shares_of_its_peaks_is_no_bound() -> None:
+    """Rooflines alone are; with the share that a launch reaches, or a line of its own, times are a guess."""
+    alone = load_sheet("a100")
+    roofline = alone.units["gpu"].roofline
+    assert roofline is not None
+    share = Efficiency.model_validate(
+        {"by": "flops", "points": [{"at": 1e6, "share": 0.5, "kind": "assumed", "origin": "a test"}]}
+    )
+    gpu = alone.units["gpu"].model_copy(update={"roofline": roofline.model_copy(update={"flops_share": share})})
+    shared = alone.model_copy(update={"units": {**alone.units, "gpu": gpu}})
+    assert [are_bounds(one) for one in (alone, shared, load_sheet("m2-ultra"))] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("fitted", "asked", "told"),
+    [
+        ("fp32", "", "fitted with weights in fp32, and experts of 16 bits are asked"),
+        ("fp32", "fp32", None),
+        ("bf16", "", None),
+        ("int8", "fp32", "fitted with weights in int8, and experts of 32 bits are asked"),
+        ("int8", "int8", None),
+        (None, "fp32", None),
+    ],
+)
+def test_a_sheet_fitted_with_other_weights_says_so(fitted: str | None, asked: str, told: str | None) -> None:
+    sheet = load_sheet("a6000").model_copy(update={"fitted_weights": fitted})
+    form = {"experts": asked} if asked else {}
+    shape = quantised(QWEN, Quantisation.model_validate(form))
+    said: list[str] = []
+    cross_table(Question(shape, UniformRouting(0), 16, 1, 16), [sheet], ("gpu",), said.append)
+    doubts = [line for line in said if "fitted with" in line]
+    assert len(doubts) == (told is not None)
+    assert all(str(told) in line and line.startswith("a6000: ") for line in doubts)
+
+
 # --- sensitivity -----------------------------------------------------------------------------------------------------
 
 FIGURE = '{{ value = {}, kind = "stated", origin = "a test" }}'
@@ -256,25 +294,7 @@ def test_equal_arms_flip_nothing_and_joules_that_are_missing_are_no_conclusion()
     assert not [one for one in found if one.metric == "time to the first token" and one.flips]
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_it_writes_rows_effects_and_a_page(tmp_path: Path) -> None:
-    out = tmp_path / "cross"
-    asked = ["--prompt", "4", "--decode", "1", "--chunk", "4", "--machine", "a100", "--technique", "gpu"]
-    result = CliRunner().invoke(app, ["cross", *asked, "--sensitivity", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    with (out / "cross.csv").open(encoding="utf-8") as file:
-        (found,) = csv.DictReader(file)
-    assert (found["machine"], found["technique"], found["result"], found["method"]) == ("a100", "gpu", "ok", "modelled")
-    with (out / "sensitivity.csv").open(encoding="utf-8") as file:
-        constants = {one["constant"] for one in csv.DictReader(file)}
-    assert "units.gpu.roofline.bytes_per_s" in constants
-    page = (out / "cross.html").read_text(encoding="utf-8")
-    assert "gpu: reading memory" in page
-    assert "Nothing here was measured" in page
-    first, later = (f"{1e3 * float(found[key]):.3g} ms" for key in ("ttft_s", "tpot_s"))
-    assert f"First token soonest: gpu ({first}); least time per token: gpu ({later}); on the front: gpu." in page
+# --- the page --------------------------------------------------------------------------------------------------------
 
 
 def test_shares_of_a_page_are_plain_numbers() -> None:
@@ -292,137 +312,6 @@ def test_shares_of_a_page_are_plain_numbers() -> None:
         "100 %",
         "100 %",
     ]
-
-
-def test_every_wrong_word_is_told_at_once() -> None:
-    asked = ["--model", "no-such", "--machine", "moon", "--technique", "dropples"]
-    result = CliRunner().invoke(app, ["cross", *asked])
-    assert result.exit_code == 2
-    lines = result.output.splitlines()
-    assert len(lines) == 3
-    assert "no-such" in lines[0]
-    assert "moon" in lines[1]
-    assert "dropless" in lines[2]
-
-
-def test_a_model_that_fits_nowhere_is_told_why_where_it_was_asked(tmp_path: Path) -> None:
-    """Also where files are written: else nothing but a count would stand in the terminal."""
-    asked = ["--prompt", "4", "--decode", "1", "--machine", "a6000", "--technique", "gpu", "--model", "deepseek-v3"]
-    result = CliRunner().invoke(app, ["cross", *asked, "--out", str(tmp_path / "cross")])
-    assert result.exit_code == 0, result.output
-    assert "Without figures: 1 oom." in result.output
-    assert "a6000, 1 of them: oom: 1307.8 GB of experts of deepseek-v3" in " ".join(result.output.split())
-
-
-def test_json_has_the_same_rows() -> None:
-    asked = ["--prompt", "4", "--decode", "1", "--machine", "a6000", "--technique", "gpu", "--json"]
-    result = CliRunner().invoke(app, ["cross", *asked])
-    assert result.exit_code == 0, result.output
-    ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
-    assert found["result"] == "oom"
-
-
-def test_bytes_over_links_are_of_a_decoded_token() -> None:
-    """On demand every chosen expert travels: 48 layers of 8 experts of 3 x 2048 x 768 values of two bytes, 3.62 GB."""
-    question = Question(QWEN, UniformRouting(), prompt_tokens=16, decode_steps=2, chunk=16)
-    (found,) = cross_table(question, [load_sheet("a100")], ("on-demand",))
-    assert found.moved_bytes_per_token == pytest.approx(48 * 8 * 3 * 2048 * 768 * 2, rel=1e-3)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_weights_can_be_asked_by_its_name(form: str) -> None:
-    """All four components take it: as a table that names each."""
-    table = ", ".join(f'{component} = "{form}"' for component in WeightBits._fields)
-    asked = ["--prompt", "4", "--decode", "1", "--machine", "gh200", "--technique", "on-demand", "--json", "--weights"]
-    by_name, by_table = (CliRunner().invoke(app, ["cross", *asked, one]) for one in (form, f"{{ {table} }}"))
-    assert (by_name.exit_code, by_table.exit_code) == (0, 0), by_name.output + by_table.output
-    assert json.loads(by_name.stdout) == json.loads(by_table.stdout)
-
-
-def test_arithmetic_is_no_form_that_a_sheet_prices() -> None:
-    told = CliRunner().invoke(app, ["cross", "--weights", '{ experts = "int8", arithmetic = "int8" }'])
-    assert told.exit_code == 2
-    assert "arithmetic: no sheet has prices for it" in told.output
-
-
-def test_two_machines_of_one_name_are_refused_and_one_is_asked_once(tmp_path: Path) -> None:
-    first, again = tmp_path / "mine.toml", tmp_path / "again" / "mine.toml"
-    again.parent.mkdir()
-    first.write_text(TOY_TOML.replace('name = "toy"', 'name = "mine"'))
-    again.write_text(first.read_text().replace("8.0", "9.0"))
-    asked = ["cross", "--prompt", "4", "--decode", "1", "--technique", "coreml-cpu", "--json", "--model", "phi-3.5-moe"]
-    told = CliRunner().invoke(app, [*asked, "--machine", str(first), "--machine", str(again)])
-    assert told.exit_code == 2
-    assert f"'{first}' and '{again}' are both called mine" in told.output
-    once = CliRunner().invoke(app, [*asked, "--machine", str(first), "--machine", f"{tmp_path}/./mine.toml"])
-    assert [row["machine"] for one in json.loads(once.stdout) for row in one["rows"]] == ["mine"], once.output
-
-
-def test_a_sheet_with_shares_of_its_peaks_is_no_bound() -> None:
-    """Rooflines alone are; with the share that a launch reaches, or a line of its own, times are a guess."""
-    alone = load_sheet("a100")
-    roofline = alone.units["gpu"].roofline
-    assert roofline is not None
-    share = Efficiency.model_validate(
-        {"by": "flops", "points": [{"at": 1e6, "share": 0.5, "kind": "assumed", "origin": "a test"}]}
-    )
-    gpu = alone.units["gpu"].model_copy(update={"roofline": roofline.model_copy(update={"flops_share": share})})
-    shared = alone.model_copy(update={"units": {**alone.units, "gpu": gpu}})
-    assert [are_bounds(one) for one in (alone, shared, load_sheet("m2-ultra"))] == [True, False, False]
-
-
-def test_narrow_weights_fit_where_wide_ones_do_not() -> None:
-    """58 GB of 16-bit experts, 51.5 GB of memory; with 8 bits half as many."""
-    asked = [
-        "--prompt",
-        "4",
-        "--decode",
-        "1",
-        "--machine",
-        "a6000",
-        "--technique",
-        "gpu",
-        "--json",
-        "--weights",
-        "int8",
-    ]
-    result = CliRunner().invoke(app, ["cross", *asked])
-    assert result.exit_code == 0, result.output
-    ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
-    assert found["result"] == "ok"
-
-
-@pytest.mark.parametrize(
-    ("fitted", "asked", "told"),
-    [
-        ("fp32", "", "fitted with weights in fp32, and experts of 16 bits are asked"),
-        ("fp32", "fp32", None),
-        ("bf16", "", None),
-        ("int8", "fp32", "fitted with weights in int8, and experts of 32 bits are asked"),
-        ("int8", "int8", None),
-        (None, "fp32", None),
-    ],
-)
-def test_a_sheet_fitted_with_other_weights_says_so(fitted: str | None, asked: str, told: str | None) -> None:
-    sheet = load_sheet("a6000").model_copy(update={"fitted_weights": fitted})
-    form = {"experts": asked} if asked else {}
-    shape = quantised(QWEN, Quantisation.model_validate(form))
-    said: list[str] = []
-    cross_table(Question(shape, UniformRouting(0), 16, 1, 16), [sheet], ("gpu",), said.append)
-    doubts = [line for line in said if "fitted with" in line]
-    assert len(doubts) == (told is not None)
-    assert all(str(told) in line and line.startswith("a6000: ") for line in doubts)
-
-
-def test_a_machine_of_ones_own_is_a_file_and_stands_there_once(tmp_path: Path) -> None:
-    written = CliRunner().invoke(app, ["sheets", "a100", "--out", str(tmp_path / "mine.toml")])
-    assert written.exit_code == 0, written.output
-    asked = ["--prompt", "4", "--decode", "1", "--technique", "gpu", "--json"]
-    machine = ["--machine", str(tmp_path / "mine.toml")]
-    result = CliRunner().invoke(app, ["cross", *asked, *machine, *machine])
-    assert result.exit_code == 0, result.output
-    ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
-    assert (found["machine"], found["result"]) == ("mine", "ok")
 
 
 def test_hostile_words_of_a_sheet_are_escaped(tmp_path: Path) -> None:
