@@ -61,6 +61,8 @@ N_NEW, N_ROUNDS = 13, 5
 RANK_SIZES = 3
 """Models on which what ranks send is fitted."""
 MEDIAN_AIM, P90_AIM = 10.0, 25.0
+WITNESS_BYTES = 1 << 28
+"""More than caches hold."""
 ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dropless": ("dropless", {}),
     "tiers, npumoe-t": ("npumoe-t", {}),
@@ -68,7 +70,6 @@ ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "blocks, blockwise": ("blockwise", {}),
     "cache, lru of half the experts": ("lru", {}),
 }
-WITNESS_BYTES = 1 << 28
 BF16_ARMS = ("dropless", "blocks, blockwise")
 
 
@@ -83,7 +84,7 @@ class Arm:
 
 
 class Witness:
-    """`Work` that is the same all the time: reads more than caches hold. It tells how the machine changed, and
+    """`Work` that is the same all the time: it reads memory. It tells how the machine changed, and
     nothing is made of what it tells."""
 
     pieces = (Piece("witness", "reads memory", {}),)
