@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
@@ -154,7 +154,17 @@ def _print(found: History, runs: Sequence[RunPoint]) -> None:
             for name, cell, width in zip(COLUMNS, row, widths, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
+    lines += [printable(line) for line in _settings_told(found, runs)]
     typer.echo("\n".join(lines))
+
+
+def _settings_told(found: History, runs: Sequence[RunPoint]) -> Iterator[str]:
+    from results.history.settings import settings_changed
+
+    changed = settings_changed(found.runs)
+    for run in runs:
+        for arm, before, words in changed.get(run.folder, ()):
+            yield f"{run.folder}: {arm} is set otherwise than in {before}: {words}"
 
 
 def _row(run: RunPoint, baselines: Sequence[str]) -> tuple[str, ...]:

@@ -74,13 +74,17 @@ def write_history(
     within: float = 0.001,
     machine: Callable[[int], float] = lambda day: 1.0,
     environments: Mapping[int, Environment] | None = None,
+    settings: Callable[[int, str], dict[str, Any]] = lambda day, arm: {},
 ) -> list[Path]:
     """level: seconds of a request by run and arm. noise: relative, of a run. within: of a repeat. machine: what all
-    arms of a run share."""
+    arms of a run share. settings: of the plan, by run and arm."""
     rng = np.random.default_rng(seed)
-    cells = [cell(f"cell{i:04d}", engine=arm, label=arm) for i, arm in enumerate(arms)]
     folders = []
     for day in range(n_runs):
+        cells = [
+            cell(f"cell{i:04d}", engine=arm, label=arm, engine_parameters=settings(day, arm))
+            for i, arm in enumerate(arms)
+        ]
         trials = []
         for one in cells:
             mean_s = level(day, one.engine) * machine(day) * (1 + noise * rng.standard_normal())

@@ -212,6 +212,40 @@ def test_the_page_draws_each_figure_with_its_changes_and_its_numbers(runs: Path,
     assert "<td>run008</td>" in row[: row.index("</table>")]
 
 
+def test_an_arm_that_was_set_otherwise_is_told_in_the_list_and_on_the_page(tmp_path: Path) -> None:
+    narrowed = {"experts": "int8", "arithmetic": "int8"}
+    write_history(
+        tmp_path, 16, step, arms=("dropless", "npumoe"),
+        settings=lambda day, arm: narrowed if arm == "npumoe" and day >= 8 else {"experts": "int8"},
+    )  # fmt: skip
+    told = "run008: npumoe is set otherwise than in run007: arithmetic not set → int8"
+    assert listed(tmp_path).stdout.splitlines()[17:] == [told]
+    # The run before is not in the list.
+    assert told in listed(tmp_path, "--last", "8").stdout
+    assert "otherwise" not in listed(tmp_path, "--last", "7").stdout
+    last = json.loads(listed(tmp_path, "--json", "--last", "1").stdout)[0]
+    assert [(one["arm"], one["settings"]["engine"]) for one in last["settings"]] == [
+        ("dropless", {"experts": "int8"}), ("npumoe", narrowed),
+    ]  # fmt: skip
+    assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    change = text[text.index("Changes of level") :]
+    assert "<td>set otherwise: arithmetic not set → int8</td>" in change[: change.index("</table>")]
+    assert "<td>npumoe: arithmetic not set → int8</td>" in text[text.index("All runs of this page") :]
+
+
+def test_an_index_of_before_settings_is_made_again(tmp_path: Path) -> None:
+    write_history(tmp_path, 2, step, settings=lambda day, arm: {"experts": "int8"})
+    open_history(tmp_path).close()
+    with sqlite3.connect(tmp_path / INDEX) as db:
+        for table, field in (("run", "settings"), ("cell", "settings")):
+            db.execute(f"UPDATE {table} SET record = json_remove(record, '$.{field}')")
+        db.execute("UPDATE meta SET value = '1'")
+    db.close()
+    with open_history(tmp_path) as found:
+        assert [run.settings[0].settings.engine for run in found.runs] == [{"experts": "int8"}] * 2
+
+
 # --- baselines -------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -121,6 +122,48 @@ def test_runs_of_another_machine_are_left_out_and_told(tmp_path: Path) -> None:
     assert len(one.series.points) == 14
     assert one.left_out == ("other machines (CPU EPYC 7B13; another) (10 runs)",)
     assert judged(tmp_path, allowed=frozenset({"machines"}))["b"].verdict == "REGRESSION"
+
+
+def narrower_since(since: int, *narrowed: str) -> Callable[[int, str], dict[str, str]]:
+    """Arms whose plan asks for int8 arithmetic from a run on."""
+    return lambda day, arm: {"experts": "int8"} | ({"arithmetic": "int8"} if arm in narrowed and day >= since else {})
+
+
+def test_an_arm_that_was_set_otherwise_is_not_judged_without_a_word(tmp_path: Path) -> None:
+    write_history(tmp_path, 24, slower(2, 14), arms=("a", "b"), settings=narrower_since(14, "b"))
+    found = judged(tmp_path)
+    assert (found["a"].verdict, found["b"].verdict) == ("PASS", "REGRESSION")
+    assert (found["a"].settings_changed, found["b"].settings_changed) == ((), ("run014: arithmetic not set → int8",))
+    done = joulebench(
+        "regress", "--baseline", "good", str(tmp_path), "--metric", "e2e",
+        "--csv", str(tmp_path / "verdicts.csv"), "--html", str(tmp_path / "verdicts.html"),
+    )  # fmt: skip
+    told = "set otherwise since run014: arithmetic not set → int8"
+    assert done.code == 1
+    assert told in done.stdout
+    assert "Set otherwise: b, since run014: arithmetic not set → int8. A change may be of that." in done.stdout
+    assert told in (tmp_path / "verdicts.html").read_text("utf-8")
+    table = pd.read_csv(tmp_path / "verdicts.csv").set_index("arm").settings_changed
+    assert (table["b"], math.isnan(table["a"])) == ("run014: arithmetic not set → int8", True)
+
+
+def test_what_an_arm_was_set_to_before_the_baseline_is_not_told(tmp_path: Path) -> None:
+    write_history(tmp_path, 12, slower(0, 0), arms=("a", "b"), settings=narrower_since(4, "b"))
+    with open_history(tmp_path) as found:
+        mark(found, "later", ["run004", "run005", "run006"], add=False)
+        assert {one.settings_changed for one in regress(found, "later", Asked()).judged} == {()}
+
+
+def test_a_last_run_that_was_set_otherwise_is_told_though_it_is_no_level_yet(tmp_path: Path) -> None:
+    write_history(tmp_path, 21, slower(5, 20), arms=("a", "b"), settings=narrower_since(20, "b"))
+    one = judged(tmp_path)["b"]
+    assert (one.verdict, one.settings_changed) == ("UNRELIABLE", ("run020: arithmetic not set → int8",))
+
+
+def test_an_anchor_that_was_set_otherwise_is_told_of_the_arms_over_it(tmp_path: Path) -> None:
+    write_history(tmp_path, 24, slower(0, 0), arms=("a", "b"), settings=narrower_since(14, "a"))
+    found = judged(tmp_path, anchor="a")
+    assert found["b"].settings_changed == ("run014: the anchor's arithmetic not set → int8",)
 
 
 def test_nothing_newer_than_the_baseline_ends_with_6(tmp_path: Path) -> None:

@@ -223,6 +223,28 @@ def test_an_arm_that_was_set_otherwise_is_told(tmp_path: Path) -> None:
     assert not any("settings differ" in note for note in between(folders[0], folders[2]).notes)
 
 
+def test_a_technique_that_was_set_otherwise_is_told_of_one_arm_and_not_of_two(tmp_path: Path) -> None:
+    folders = {
+        name: write_run(tmp_path / name, [cell("c1", **said)], [made_trial("c1", 0, 1.0)])
+        for name, said in {
+            "a": {"technique": "tiers", "technique_changes": {}},
+            "slots": {"technique": "tiers", "technique_changes": {"slots": 8}},
+            "other": {"technique": "dropless", "technique_changes": {}},
+            "before": {"technique": "tiers"},
+            "arm": {"engine": "two", "technique": "dropless", "technique_changes": {}},
+        }.items()
+    }
+
+    def told(name: str, **arms: str) -> list[str]:
+        notes = between(folders["a"], folders[name], **arms).notes
+        return [note for note in notes if "settings differ" in note]
+
+    assert told("slots") == ["reference: the plan's settings differ: slots not set → 8."]
+    assert told("other") == ["reference: the plan's settings differ: technique tiers → dropless."]
+    assert told("before") == []
+    assert told("arm", arm_a="reference", arm_b="two") == []
+
+
 def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:
     first = written(tmp_path / "a", times(1.0, 0), arm="one")
     second = written(tmp_path / "b", times(1.0, 0), arm="two")

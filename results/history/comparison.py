@@ -28,6 +28,7 @@ from results.cells import answering, trials_of, usable
 from results.compare import Difference, SampleScores, UnlikeError, compare_scores, mean_difference, sample_scores
 from results.history.points import CellPoint, Figure, cell_point
 from results.history.series import same_way
+from results.history.settings import changed_settings, engine_changes, settings_of
 from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
 from results.records import Cell
 from results.runs import RunData, RunInfo
@@ -224,12 +225,9 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
 
 def _settings_note(pair: Pair) -> str | None:
     """An arm of the same name may have other weights or other arithmetic in the other run."""
-    one, other = pair.first.engine_parameters, pair.second.engine_parameters
-    found = [
-        f"{key} {one.get(key, 'not set')} → {other.get(key, 'not set')}"
-        for key in sorted(one.keys() | other.keys())
-        if one.get(key) != other.get(key)
-    ]
+    # Two arms have two techniques on purpose.
+    differ = changed_settings if pair.first.engine == pair.second.engine else engine_changes
+    found = differ(settings_of(pair.first), settings_of(pair.second))
     if not found:
         return None
     arms = dict.fromkeys((pair.first.engine, pair.second.engine))

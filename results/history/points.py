@@ -16,6 +16,7 @@ from pydantic import Field
 
 from results.cells import answering, model_name, trials_of, usable
 from results.environments import Environment
+from results.history.settings import ArmSettings, Settings, arm_settings, settings_of
 from results.metrics import energy_observations, latency_observations, load_observations, size_observations
 from results.records import Cell, Method, Phase, Record
 from results.roads import comparable_roads
@@ -111,13 +112,13 @@ class CellPoint(Record):
     cell_id: str
     label: str
     engine: str
-    technique: str
     model: str
     workload: str
     device: str
     n_ok: int
     n_failed: int
     n_left_out: int
+    settings: Settings
     asked: tuple[str, ...] = ()
     roads: dict[Phase, tuple[str, ...]] = Field(default_factory=dict)
     figures: tuple[Figure, ...] = ()
@@ -151,6 +152,7 @@ class RunPoint(Record):
     environments: dict[str, Environment]
     ranges: tuple[tuple[str, str, str, float, float], ...] = ()
     """(metric, unit, method, lowest, highest) over the cells, of the key figures."""
+    settings: tuple[ArmSettings, ...] = ()
 
 
 KEY_METRICS: tuple[tuple[str, Phase | None], ...] = (("e2e", "all"), ("energy_per_response", "all"))
@@ -170,6 +172,7 @@ def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint
         n_left_out=sum(cell.n_left_out for cell in cells),
         environments=run.info.environments,
         ranges=tuple(_ranges(cells)),
+        settings=arm_settings(run.cells),
     )
 
 
@@ -200,13 +203,13 @@ def cell_point(cell: Cell, trials: Sequence[Trial]) -> CellPoint:
         cell_id=cell.cell_id,
         label=cell.label,
         engine=cell.engine,
-        technique=cell.technique,
         model=model_name(cell),
         workload=cell.workload,
         device=cell.device,
         n_ok=sum(t.status == "ok" for t in trials),
         n_failed=sum(t.has_failed for t in trials),
         n_left_out=sum(t.status == "ok" for t in trials) - len(good),
+        settings=settings_of(cell),
         asked=tuple(sorted({t.requests_sha256 for t in trials if t.requests_sha256 is not None})),
         roads=_roads(good),
         figures=(*cost_figures(good), *score_figures(answering(trials))),

@@ -45,7 +45,8 @@ ALLOWED: Final[frozenset[What]] = frozenset({"systems", "versions"})
 @dataclass(frozen=True)
 class Judged:
     """change, low, high: of the last level against the baseline's, as x of the series. noise: of one run. floor: None
-    where too little is known. since: the first run of the last level that differs. reason: in words."""
+    where too little is known. since: the first run of the last level that differs. reason: in words.
+    settings_changed: where the arm was set otherwise since the baseline."""
 
     device: str
     arm: str
@@ -66,6 +67,7 @@ class Judged:
     floor: float | None = None
     since: RunPoint | None = None
     left_out: tuple[str, ...] = ()
+    settings_changed: tuple[str, ...] = ()
     is_anchor: bool = False
 
     @property
@@ -150,6 +152,8 @@ def _anchors(cells: Sequence[CellPoint], name: str | None, run: RunPoint) -> dic
 def _notes(asked: Asked, judged: Sequence[Judged]) -> Iterator[str]:
     if asked.anchor is not None:
         yield f"Times and joules are of each arm over {asked.anchor} in the same run: the machine's drift is out."
+    for line in dict.fromkeys(f"{one.arm}, since {words}" for one in judged for words in one.settings_changed):
+        yield f"Set otherwise: {line}. A change may be of that."
     if any(one.figure.method == "modelled" for one in judged):
         yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
     yield (
@@ -179,6 +183,8 @@ class _Line:
             return replace(
                 none, reason="the baseline is not in the series: " + (next(iter(left_out), "no figure of it"))
             )
+        changed = (f"{run.folder}: {words}" for run, words in series.settings_changed(at[0]))
+        none = replace(none, settings_changed=tuple(changed))
         if at[-1] == len(series.points) - 1:
             why = f"; left out: {next(iter(left_out))}" if left_out else ""
             return replace(none, reason=f"no run like the baseline is newer than it{why}")
@@ -191,7 +197,7 @@ class _Line:
     ) -> tuple[Series, Counter[str]]:
         """And why runs that have the cell are not in it."""
         kept: list[tuple[RunPoint, CellPoint, Figure]] = []
-        bases: list[Figure] = []
+        bases: list[tuple[CellPoint, Figure]] = []
         left_out: Counter[str] = Counter()
         for run, cells in runs:
             cell = cells.get(self._cell.key)
@@ -213,14 +219,18 @@ class _Line:
                 continue
             kept.append((run, cell, figure))
         if bases:
-            return anchored((*one, base) for one, base in zip(kept, bases, strict=True)), left_out
+            return anchored((*one, *base) for one, base in zip(kept, bases, strict=True)), left_out
         return series_of(kept), left_out
 
-    def _anchored_by(self, cells: dict[tuple[str, str, str, str], CellPoint], figure: Figure) -> Figure | None:
+    def _anchored_by(
+        self, cells: dict[tuple[str, str, str, str], CellPoint], figure: Figure
+    ) -> tuple[CellPoint, Figure] | None:
         cell = cells.get(self._anchor.key) if self._anchor is not None else None
-        found = None if cell is None else same_way(figure, cell.by_key.get(figure.key, []))
+        if cell is None:
+            return None
+        found = same_way(figure, cell.by_key.get(figure.key, []))
         way = figure.method, figure.meter, figure.unit
-        return found if found is not None and (found.method, found.meter, found.unit) == way else None
+        return (cell, found) if found is not None and (found.method, found.meter, found.unit) == way else None
 
     def _unlike(self, run: RunPoint, cell: CellPoint, figure: Figure) -> str | None:
         device, allowed = self._cell.device, self._asked.allowed

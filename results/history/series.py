@@ -9,22 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from results.history.changes import MOST_POINTS, Levels, find_levels
 from results.history.points import CellPoint, Figure, RunPoint
+from results.history.settings import changed_settings
 
 
 class Point(NamedTuple):
-    """x: what a series is made of. error: its standard error, as the run itself tells it."""
+    """x: what a series is made of. error: its standard error, as the run itself tells it. anchor: of the same run."""
 
     run: RunPoint
     cell: CellPoint
     figure: Figure
     x: float
     error: float
+    anchor: CellPoint | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,18 @@ class Series:
         number = 100 * self.size(size)
         return f"{number:+.{1 if abs(number) >= 1 else 2}f} {'%' if self.is_log else 'points'}"
 
+    def settings_changed(self, after: int = 0) -> list[tuple[RunPoint, str]]:
+        """Runs behind this point whose arm, or whose anchor, was set otherwise than in the point before."""
+        found = []
+        for one, other in pairwise(self.points[after:]):
+            words = changed_settings(one.cell.settings, other.cell.settings)
+            if one.anchor is not None and other.anchor is not None:
+                anchors = changed_settings(one.anchor.settings, other.anchor.settings)
+                words += [f"the anchor's {word}" for word in anchors]
+            if words:
+                found.append((other.run, ", ".join(words)))
+        return found
+
     def size(self, x: float) -> float:
         """A difference of x as a share, of scores as it is."""
         return math.expm1(x) if self.is_log else x
@@ -58,12 +73,12 @@ def series_of(found: Iterable[tuple[RunPoint, CellPoint, Figure]]) -> Series:
     return Series(tuple(Point(*one, *_plain(one[2], is_log)) for one in kept), is_log)
 
 
-def anchored(found: Iterable[tuple[RunPoint, CellPoint, Figure, Figure]]) -> Series:
-    """The last of each: the anchor's figure in the same run."""
+def anchored(found: Iterable[tuple[RunPoint, CellPoint, Figure, CellPoint, Figure]]) -> Series:
+    """The last two of each: the anchor and its figure in the same run."""
     points = []
-    for run, cell, figure, anchor in list(found)[-MOST_POINTS:]:
-        if min(*figure.values.values(), *anchor.values.values()) > 0:
-            points.append(Point(run, cell, figure, *_over(figure, anchor)))
+    for run, cell, figure, anchor, base in list(found)[-MOST_POINTS:]:
+        if min(*figure.values.values(), *base.values.values()) > 0:
+            points.append(Point(run, cell, figure, *_over(figure, base), anchor))
     return Series(tuple(points), is_log=True, is_anchored=True)
 
 

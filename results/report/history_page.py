@@ -15,6 +15,7 @@ from results.history.changes import LEAST_SEGMENT
 from results.history.index import History
 from results.history.points import METRICS, CellPoint, Figure, RunPoint
 from results.history.series import Point, Series, series_of
+from results.history.settings import Changed, settings_changed
 from results.history.unlike import unlike_environments
 from results.records import Phase
 from results.report.charts import page_spec
@@ -65,13 +66,14 @@ def write_history_page(history: History, runs: Sequence[RunPoint], devices: Coll
     groups = _groups(history, runs, devices)
     panels = [panel for i, group in enumerate(list(groups.items())[:MOST_CHARTS]) for panel in _panel(i, *group)]
     left_out = len(groups) - MOST_CHARTS
+    changed = settings_changed(history.runs)
     shown = {
         "panels": panels,
         "n_runs": len(runs),
         "first": runs[0].created_at[:10],
         "last": runs[-1].created_at[:10],
         "skipped": [f"{one.folder}: {one.why}" for one in history.skipped],
-        "runs": [_run_row(run) for run in runs],
+        "runs": [_run_row(run, changed.get(run.folder, ())) for run in runs],
         "left_out": max(left_out, 0),
         "least_segment": LEAST_SEGMENT,
     }
@@ -147,11 +149,11 @@ def _lines(seen: Sequence[Seen]) -> Iterator[Line]:
 def _changes(line: Line, device: str) -> Iterator[ChangeTold]:
     levels = line.series.levels()
     points = line.series.points
+    settings = {run.folder: (f"set otherwise: {words}",) for run, words in line.series.settings_changed()}
     for change in levels.changes:
         before, since = points[change.at - 1].run, points[change.at].run
-        beside = "; ".join(
-            one.words for one in unlike_environments(before.environments.get(device), since.environments.get(device))
-        )
+        told = unlike_environments(before.environments.get(device), since.environments.get(device))
+        beside = "; ".join([*settings.get(since.folder, ()), *(one.words for one in told)])
         low, high = line.series.shown(change.low), line.series.shown(change.high)
         yield ChangeTold(line.arm, since, line.series.shown(change.size), f"[{low}, {high}]", beside or "nothing known")
 
@@ -170,10 +172,10 @@ def _row(line: Line, point: Point, scale: float) -> tuple[str, ...]:
     )
 
 
-def _run_row(run: RunPoint) -> tuple[str, ...]:
+def _run_row(run: RunPoint, changed: Sequence[Changed]) -> tuple[str, ...]:
     return (
         run.created_at[:16].replace("T", " "), run.folder, run.plan, ", ".join(run.devices), str(run.n_cells),
-        str(run.n_ok), str(run.n_failed), str(run.n_left_out),
+        str(run.n_ok), str(run.n_failed), str(run.n_left_out), "; ".join(f"{one.arm}: {one.words}" for one in changed),
     )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ def why(one: Judged) -> str:
         before = runs[at - 1].environments.get(one.device) if at else None
         changed = unlike_environments(before, one.since.environments.get(one.device))
         parts += [f"with it changed: {unlike.words}" for unlike in changed]
+    parts += [f"set otherwise since {changed}" for changed in one.settings_changed]
     parts += [f"left out: {reason}" for reason in one.left_out[:2]]
     return "; ".join(parts)
 
@@ -93,6 +94,7 @@ def records(judgement: Judgement) -> list[dict[str, Any]]:
             "since": one.since.folder if one.since is not None else None,
             "reason": one.reason,
             "left_out": list(one.left_out),
+            "settings_changed": list(one.settings_changed),
         }
         for one in judgement.judged
     ]
@@ -104,7 +106,7 @@ def write_judgement_csv(judgement: Judgement, path: Path) -> None:
     for told, one in zip(records(judgement), judgement.judged, strict=True):
         row = told | {"change_is": "share" if told.pop("is_relative") else "difference"}
         row |= {name: None if told[name] is None else one.series.size(told[name]) for name in _SIZES}
-        rows.append(row | {"left_out": "; ".join(told["left_out"]) or None})
+        rows.append(row | {name: "; ".join(told[name]) or None for name in ("left_out", "settings_changed")})
     frame = pd.DataFrame(rows)
     replace_text(path, csv_text(frame.astype(dict.fromkeys(("baseline", "now", "p", *_SIZES), "float64"))))
 

@@ -1,0 +1,101 @@
+"""What a plan sets an arm to (weights, arithmetic, technique), and what of it changed from one run to another.
+
+An arm of one name stays one line of a history when it is set otherwise, as it does with a new version of a package.
+So whoever judges the line or draws it says where that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import Field
+
+from results.cells import model_name
+from results.records import Cell, Record
+
+if TYPE_CHECKING:
+    from results.history.points import RunPoint
+
+ABSENT: Final = "not set"
+TECHNIQUE: Final = "technique"
+
+
+class Settings(Record):
+    """engine: weights, arithmetic, threads, ... changes: of the technique, what is not its own; None where a run of
+    before did not keep it."""
+
+    technique: str
+    engine: dict[str, Any] = Field(default_factory=dict)
+    changes: dict[str, Any] | None = None
+
+
+def settings_of(cell: Cell) -> Settings:
+    return Settings(technique=cell.technique, engine=cell.engine_parameters, changes=cell.technique_changes)
+
+
+def changed_settings(first: Settings, second: Settings) -> list[str]:
+    """ "arithmetic not set → int8", each."""
+    found = engine_changes(first, second)
+    if first.technique != second.technique:
+        # Parameters of two techniques are no settings of one thing.
+        return [f"{TECHNIQUE} {first.technique} → {second.technique}", *found]
+    if first.changes is not None and second.changes is not None:
+        found += _changed(first.changes, second.changes)
+    return found
+
+
+def engine_changes(first: Settings, second: Settings) -> list[str]:
+    """Without the technique."""
+    return _changed(first.engine, second.engine)
+
+
+def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} {one.get(key, ABSENT)} → {other.get(key, ABSENT)}"
+        for key in sorted(one.keys() | other.keys())
+        if one.get(key) != other.get(key)
+    ]
+
+
+class ArmSettings(Record):
+    """Of one arm of a run, whatever its workload."""
+
+    arm: str
+    model: str
+    device: str
+    settings: Settings
+
+
+def arm_settings(cells: Sequence[Cell]) -> tuple[ArmSettings, ...]:
+    found = (
+        ArmSettings(arm=cell.engine, model=model_name(cell), device=cell.device, settings=settings_of(cell))
+        for cell in cells
+    )
+    return tuple({(one.arm, one.model, one.device): one for one in found}.values())
+
+
+class Changed(NamedTuple):
+    """before: the last run that had the arm."""
+
+    arm: str
+    before: str
+    words: str
+
+
+def settings_changed(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
+    """By run. runs: the oldest first. Two plans may set arms of one name otherwise, so each is held against itself. Of
+    several devices or models an arm is told once where it changed alike."""
+    last: dict[tuple[str, ...], tuple[str, Settings]] = {}
+    by_run: dict[str, list[Changed]] = {}
+    for run in runs:
+        found = dict[Changed, None]()
+        for own in run.settings:
+            key = run.plan, own.arm, own.model, own.device
+            before, settings = last.get(key, (run.folder, own.settings))
+            if words := ", ".join(changed_settings(settings, own.settings)):
+                found[Changed(own.arm, before, words)] = None
+            last[key] = run.folder, own.settings
+        if found:
+            by_run[run.folder] = list(found)
+    return by_run
