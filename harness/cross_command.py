@@ -20,6 +20,7 @@ from harness.terminal import (
     print_rows,
     quiet_libraries,
 )
+from harness.weights_option import quantisation_of, table_of
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -182,27 +183,13 @@ def _asked(
 
 
 def _forms(weights: str) -> Quantisation:
-    """One form for all components, or a table of them. Raises `ValueError` in one line."""
-    import tomllib
-
-    from pydantic import ValidationError
-
-    from engines.model.quantised import FORMS, Quantisation
+    """Raises `ValueError` in one line."""
     from engines.pricing.model_shape import WeightBits
 
-    if weights in FORMS:
-        form = dict.fromkeys(WeightBits._fields, weights)
-    elif weights.lstrip().startswith("{"):
-        form = tomllib.loads(f"forms = {weights}")["forms"]
-        if "arithmetic" in form:
-            raise ValueError("arithmetic: no sheet has prices for it; leave it out")
-    else:
-        raise ValueError(f"no such form; take one of {', '.join(FORMS)}, or a table by component")
-    try:
-        return Quantisation.model_validate(form)
-    except ValidationError as error:
-        told = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ValueError("; ".join(told)) from error
+    table = table_of(weights, WeightBits._fields)
+    if "arithmetic" in table:
+        raise ValueError("arithmetic: no sheet has prices for it; leave it out")
+    return quantisation_of(table)
 
 
 def _short(row: Row) -> dict[str, Any]:

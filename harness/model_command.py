@@ -20,13 +20,11 @@ from harness.terminal import (
     print_rows,
     quiet_libraries,
 )
+from harness.weights_option import Weights
 from results.printable import printable
 
 if TYPE_CHECKING:
     from engines.curves.rounds import Measured
-
-Weights = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "mxfp4"]
-"""`engines.model.quantised.Form`, which imports too much for `--help`."""
 
 
 def fit(

@@ -10,9 +10,11 @@ import typer
 from harness.interrupts import raise_in_command, words_and_code
 from harness.technique_option import TECHNIQUE_HELP, technique_of
 from harness.terminal import EXIT_BAD_PLAN, fail, quiet_libraries
+from harness.weights_option import Arithmetic, quantisation_of, table_of
 from results.printable import printable
 
 if TYPE_CHECKING:
+    from engines.model.quantised import Quantisation
     from engines.reference import ReferenceEngine
 
 DIGITS = 12
@@ -31,6 +33,18 @@ def serve(
         str | None, typer.Option(metavar="DIR", help="What `joulebench calibrate` wrote, for techniques that learn.")
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="How weights are stored in memory.")] = "float32",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM|TOML",
+            help="Narrower matrices: int8, ..., or '{ experts = \"int4-g32\" }', as quantise in a plan; default: as"
+            " --dtype says.",
+        ),
+    ] = None,
+    arithmetic: Annotated[
+        Arithmetic | None,
+        typer.Option(help="What inputs of products with such matrices are rounded to; default: fp32, nothing."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads; default: torch's number.")] = None,
     chunk: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens of a prefill step.")] = 512,
     reuse_prefix: Annotated[
@@ -54,9 +68,12 @@ def serve(
     from engines.serving.http import LocalServer
 
     try:
-        engine = _engine(model, technique, profile, dtype, threads, chunk, reuse_prefix)
+        quantise = _quantise(model, weights, arithmetic)
+        engine = _engine(model, technique, profile, dtype, quantise, threads, chunk, reuse_prefix)
         computing = Computing(engine)
+        narrowed = quantise.asked | ({"arithmetic": quantise.arithmetic} if quantise.arithmetic != "fp32" else {})
         settings = {"threads": threads or "torch's", "chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
+        settings = narrowed | settings
         told = ", ".join(f"{key} {value}" for key, value in settings.items() if value not in (None, False))
         version = f"joulebench {_version()}, {served_digest(model, profile)}: {technique}, {dtype}, {told}"
         server = LocalServer(computing, name or model, address, port, version)
@@ -66,7 +83,8 @@ def serve(
         fail(f"{address}, port {port}: cannot be listened on ({error}); leave --port out for a free one", EXIT_BAD_PLAN)
     except KeyboardInterrupt as interrupt:
         fail(words_and_code(interrupt)[0], words_and_code(interrupt)[1])
-    told = f"{printable(server.model)} with {printable(technique)}, at most {engine.max_length} tokens"
+    forms = "".join(f", {key} {form}" for key, form in narrowed.items())
+    told = f"{printable(server.model)} with {printable(technique)}{forms}, at most {engine.max_length} tokens"
     typer.echo(f"{server.url}: serves {told}; Ctrl-C ends it")
     listening = threading.Thread(target=server.serve_forever, name="listening", daemon=True)
     listening.start()
@@ -111,8 +129,36 @@ def served_digest(model: str, profile: str | None) -> str:
     return f"{told}, profile sha256 {sha256_of([[path.name, learnt[path]] for path in files])[:DIGITS]}"
 
 
+def _quantise(model: str, weights: str | None, arithmetic: Arithmetic | None) -> Quantisation:
+    """Raises `EngineError`; ends the command on options that are wrong."""
+    from engines.kernels.compile import has
+    from engines.model.checkpoints import inspect_checkpoint
+    from engines.model.wanted_tensors import check_quantisation, components_of
+
+    config = inspect_checkpoint(model).config
+    option = f"--weights {weights}" if weights is not None else f"--arithmetic {arithmetic}"
+    try:
+        table = {} if weights is None else table_of(weights, components_of(config))
+        if arithmetic is not None and table.setdefault("arithmetic", arithmetic) != arithmetic:
+            raise ValueError(f"its arithmetic is {table['arithmetic']}, and --arithmetic {arithmetic} is asked")
+        found = quantisation_of(table)
+    except ValueError as error:
+        fail(f"{option}: {error}", EXIT_BAD_PLAN)
+    if found.arithmetic == "bf16" and not has("bf16"):
+        fail("--arithmetic bf16: this processor lacks AVX-512 BF16; leave it out", EXIT_BAD_PLAN)
+    check_quantisation(config, found)
+    return found
+
+
 def _engine(
-    model: str, technique: str, profile: str | None, dtype: str, threads: int | None, chunk: int, reuse_prefix: bool
+    model: str,
+    technique: str,
+    profile: str | None,
+    dtype: str,
+    quantise: Quantisation,
+    threads: int | None,
+    chunk: int,
+    reuse_prefix: bool,
 ) -> ReferenceEngine:
     """Raises `EngineError`; ends the command on options that are wrong."""
     parameters = technique_of(technique)
@@ -122,7 +168,7 @@ def _engine(
     from engines.reference import ReferenceEngine
     from harness.profiles import profile_for
 
-    checkpoint = load_checkpoint(model, getattr(torch, dtype))
+    checkpoint = load_checkpoint(model, getattr(torch, dtype), quantise)
     engine = ReferenceEngine(checkpoint, parameters, chunk, threads=threads, reuse_prefix=reuse_prefix)
     if not engine.needs_calibration:
         if profile is not None:

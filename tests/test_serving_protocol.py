@@ -13,19 +13,26 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from engines.base import unheard
-from engines.model.checkpoints import BUNDLED_FOLDER, BUNDLED_PREFIX
+from engines.model.checkpoints import BUNDLED_FOLDER, BUNDLED_PREFIX, load_checkpoint
+from engines.model.quantised import FORMS, Arithmetic, Quantisation
 from engines.reference import ReferenceEngine
 from engines.serving.http import LocalServer
 from engines.serving.pieces import TextPieces
+from harness import weights_option
+from harness.commands import app
 from harness.serve_command import served_digest
+from harness.weights_option import Weights
 from results.records import Request, Sampling
-from tests.protocol_server import JSON, MODEL, checkpoint, engine, events, post, served
+from tests.protocol_server import JSON, MODEL, checkpoint, dropless, engine, events, post, served
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "The miller came home. The key is"
@@ -174,10 +181,47 @@ def test_only_programs_of_this_machine_are_answered(server: LocalServer) -> None
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request("OPTIONS", COMPLETIONS, headers={"Origin": "https://page.example"})
     response = connection.getresponse()
-    assert response.status == 501
+    assert response.status == 405
     assert not [name for name, _ in response.getheaders() if name.lower().startswith("access-control")]
     with pytest.raises(ValueError, match="other machines reach it"):
         LocalServer(server.computing, MODEL, "0.0.0.0")
+
+
+def raw(server: LocalServer, sent: bytes) -> bytes:
+    """All that comes until the connection ends."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(sent)
+        found = b""
+        while part := connection.recv(1 << 12):
+            found += part
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "words"),
+    [
+        ("PUT /v1/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 405, "PUT /v1/completions: GET and POST"),
+        ("TRACE / HTTP/1.1\r\n\r\n", 405, "TRACE /: GET and POST"),
+        ("GET /health HTTP/9.9\r\n\r\n", 505, "HTTP"),
+        ("GET /" + "a" * 70_000 + " HTTP/1.1\r\n\r\n", 414, "Too Long"),
+        ("GET /health HTTP/1.1\r\nX: " + "a" * 70_000 + "\r\n\r\n", 431, "Line too long"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_http_refuses_is_an_error_of_the_protocol(server: LocalServer, sent: str, status: int, words: str) -> None:
+    head, _, body = raw(server, sent.encode()).partition(b"\r\n\r\n")
+    assert f" {status} ".encode() in head.splitlines()[0]
+    assert b"content-type: application/json" in head.lower()
+    assert (b"\r\nallow: get, post" in head.lower()) == (status == 405)
+    told = json.loads(body)["error"]
+    assert words in told["message"]
+    assert (told["code"], told["type"]) == (status, "server_error" if status == 505 else "invalid_request_error")
+
+
+def test_a_head_has_no_body(server: LocalServer) -> None:
+    found = raw(server, b"HEAD /health HTTP/1.1\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 405 ")
+    assert found.endswith(b"\r\n\r\n")
 
 
 def test_a_client_that_goes_away_ends_its_request(server: LocalServer) -> None:
@@ -212,24 +256,64 @@ def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: P
     model = tmp_path / "model"
     shutil.copytree(BUNDLED_FOLDER / MODEL.removeprefix(BUNDLED_PREFIX), model)
     first = served_digest(str(model), None)
+    quantise = Quantisation(experts="int8", attention="int8", head="int8", arithmetic="int8")
+    narrow = ReferenceEngine(load_checkpoint(MODEL, torch.float32, quantise), dropless(), threads=1)
+    expected = narrow.run(request(narrow.tokenizer.encode_prompt(PROMPT), 24, ignore_end_tokens=True), unheard)
     command = [sys.executable, "-c", "from harness.cli import main; main()", "serve", str(model), "--threads", "1"]
+    command += ["--weights", "int8", "--arithmetic", "int8"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         line = process.stdout.readline()
         assert line.startswith("http://127.0.0.1:")
+        forms = "experts int8, attention int8, head int8, arithmetic int8"
+        assert f"with dropless, {forms}, at most" in line
         port = int(line.split("/v1")[0].rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         connection.request("GET", "/v1/models")
         assert json.loads(connection.getresponse().read())["data"][0]["id"] == str(model)
         connection.request("GET", "/version")
         version = json.loads(connection.getresponse().read())["version"]
+        asked = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        connection.request("POST", COMPLETIONS, json.dumps(asked), JSON)
+        assert json.loads(connection.getresponse().read())["choices"][0]["text"] == expected.text
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(20) == 130
         assert process.stderr.read() == "interrupted; no longer served\n"
-    assert f"{first}: dropless, float32, threads 1, chunk 512" in version
+    assert f"{first}: dropless, float32, {forms}, threads 1, chunk 512" in version
     [weights] = model.glob("*.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     assert served_digest(str(model), None) != first
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--weights", "int7"], "--weights int7: no such form; take one of fp32, bf16"),
+        (["--weights", "{ experts = 1 }"], "--weights { experts = 1 }: experts: Input should be"),
+        (["--weights", "{ experts = "], "--weights { experts = : Invalid value"),
+        (["--weights", "{ dense = 'int8' }"], "quantise.dense has no effect"),
+        (["--weights", "fp16", "--arithmetic", "int8"], 'arithmetic "int8" multiplies weights of int8'),
+        (["--arithmetic", "int8"], '--arithmetic int8: arithmetic "int8" multiplies'),
+        (["--weights", "{ experts = 'int8', arithmetic = 'int8' }", "--arithmetic", "fp32"], "its arithmetic is int8"),
+    ],
+)
+def test_weights_that_cannot_be_served_end_the_command_with_one_line(options: list[str], words: str) -> None:
+    told = CliRunner().invoke(app, ["serve", MODEL, *options])
+    assert told.exit_code == 2
+    assert words in told.output
+    assert len(told.output.splitlines()) == 1
+
+
+def test_forms_of_the_options_are_those_of_the_engine() -> None:
+    assert get_args(Weights) == FORMS
+    assert get_args(weights_option.Arithmetic) == get_args(Arithmetic)
+
+
+def test_bf16_arithmetic_is_not_served_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.kernels.compile.has", lambda what: False)
+    told = CliRunner().invoke(app, ["serve", MODEL, "--weights", "bf16", "--arithmetic", "bf16"])
+    assert told.exit_code == 2
+    assert "this processor lacks AVX-512 BF16" in told.output

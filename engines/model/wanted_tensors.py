@@ -28,13 +28,19 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def check_quantisation(config: ModelConfig, quantise: Quantisation) -> None:
-    """Raises `EngineError` on a form that a matrix cannot take, or for a component that the model does not have."""
+def components_of(config: ModelConfig) -> list[str]:
+    """Those of `Quantisation` that the model has."""
     moe = config.moe
     has_dense = moe is None or moe.shared is not None or len(moe.sparse_layers) < config.n_layers
-    if quantise.experts is not None and moe is None:
+    return [*(["experts"] if moe is not None else []), *(["dense"] if has_dense else []), "attention", "head"]
+
+
+def check_quantisation(config: ModelConfig, quantise: Quantisation) -> None:
+    """Raises `EngineError` on a form that a matrix cannot take, or for a component that the model does not have."""
+    there = components_of(config)
+    if quantise.experts is not None and "experts" not in there:
         raise EngineError("quantise.experts has no effect, for the model is dense; name dense instead")
-    if quantise.dense is not None and not has_dense:
+    if quantise.dense is not None and "dense" not in there:
         raise EngineError("quantise.dense has no effect: no layer is dense and there is no shared expert; remove it")
     load_weights(config, _nothing, torch.float32, quantise)
 

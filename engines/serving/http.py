@@ -116,6 +116,20 @@ class _Handler(BaseHTTPRequestHandler):
         except _LeftError:
             self.close_connection = True
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the library refuses by itself, in the form of the protocol's own errors."""
+        status = HTTPStatus(code)
+        # One with a bad version passes for HTTP/0.9, whose answers have no status.
+        self.request_version = self.protocol_version
+        if status is HTTPStatus.NOT_IMPLEMENTED:
+            self._refuse(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                f"{self.command} {self.path}: GET and POST are answered",
+                Allow="GET, POST",
+            )
+        else:
+            self._refuse(status, message or status.phrase)
+
     def _is_from_here(self) -> bool:
         """Whether the request names this machine; else it is refused."""
         if self.headers.get("Host", "").lower() in self.server.names:
@@ -277,24 +291,28 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError as error:
             raise _LeftError from error
 
-    def _reply(self, status: HTTPStatus, told: dict[str, Any]) -> None:
+    def _reply(self, status: HTTPStatus, told: dict[str, Any], **headers: str) -> None:
         body = _json(told)
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
-    def _refuse(self, status: HTTPStatus, why: str) -> None:
+    def _refuse(self, status: HTTPStatus, why: str, **headers: str) -> None:
         """A body that was not read would be taken for the next request: the connection ends."""
         self.close_connection = True
-        length = self.headers.get("Content-Length", "")
+        # Without a head where that was none.
+        length = self.headers.get("Content-Length", "") if hasattr(self, "headers") else ""
         if not self._has_body and length.isascii() and length.isdigit() and len(length) <= 6:
             # A connection that ends with bytes unread takes the answer with it.
             self.rfile.read(int(length))
-        self._reply(status, _error(status, why))
+        self._reply(status, _error(status, why), **headers)
 
     def _has_left(self) -> bool:
         readable, _, _ = select.select([self.connection], [], [], 0)
