@@ -155,8 +155,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
       const int64_t token = e.token_R[block.first + i];
       return token < 0 ? nullptr : e.hidden_TH + token * hidden;
     };
-    pack(panel, block.n, hidden, row_of, block.packed);
-    ready_panel(panel, block.n, e.gate(0), block.packed);
+    pack_ready(panel, block.n, e.gate(0), row_of, block.packed);
   });
   const int64_t n_units = n_blocks * n_groups;
   in_chunks(n_units, 1, n_threads, [&](int64_t begin, int64_t end) {

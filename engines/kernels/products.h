@@ -70,10 +70,8 @@ inline void wide_products(const Product* products, int n_products, const float* 
   {
     const Timed timed(kPacking);
     in_chunks(n_panels(n_tokens), 1, n_threads, [&](int64_t begin, int64_t end) {
-      for (int64_t p = begin; p < end; p++) {
-        pack(p, n_tokens, columns, [&](int64_t i) { return x + i * columns; }, packed);
-        ready_panel(p, n_tokens, m0, packed);
-      }
+      for (int64_t p = begin; p < end; p++)
+        pack_ready(p, n_tokens, m0, [&](int64_t i) { return x + i * columns; }, packed);
     });
   }
   const int64_t n_units = n_blocks * n_groups;

@@ -153,17 +153,17 @@ inline float largest_of(fN v) {
 // Up to 32 columns as bytes, the rest zeros; returns their scale.
 inline float round_columns(const float* x, int64_t n, int8_t* out) {
   alignas(64) float padded[kRoundedColumns] = {};
-  std::memcpy(padded, x, n * sizeof(float));
+  if (n < kRoundedColumns) x = (const float*)std::memcpy(padded, x, n * sizeof(float));
   fN most = {}, odd = {};
   for (int c = 0; c < kRoundedColumns; c += kLanes) {
-    const fN value = load<fN>(padded + c), size = magnitude(value);
-    most = size > most ? size : most;
+    const fN value = load<fN>(x + c);
+    most = larger(magnitude(value), most);
     odd += value - value;
   }
-  fN scale, inverse;
-  scales_of(fN{} + largest_of(most), fN{} + sum(odd), scale, inverse);
+  f4 scale, inverse;  // a whole register takes longer to divide
+  scales_of(f4{} + largest_of(most), f4{} + sum(odd), scale, inverse);
   for (int c = 0; c < kRoundedColumns; c += kLanes) {
-    const fN scaled = load<fN>(padded + c) * inverse;
+    const fN scaled = load<fN>(x + c) * inverse[0];
 #if defined(JOULEBENCH_AVX512)
     _mm_storeu_si128((__m128i*)(out + c), _mm512_maskz_cvtepi32_epi8(kAll, (__m512i)nearest(scaled)));
 #elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of words one by one

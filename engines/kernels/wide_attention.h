@@ -116,8 +116,6 @@ class PairBlock {
 
 #endif
 
-inline fN larger(fN a, fN b) { return a > b ? a : b; }
-
 // The queries of one head for up to kPanel tokens from `position` on, and what they have found so far.
 struct Queries {
   int64_t head, position, n;

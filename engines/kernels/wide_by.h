@@ -14,6 +14,30 @@ inline void ready_panel(int64_t panel, int64_t n, const Matrix& of, float* packe
   if (is_by_pairs(of)) pair_panel(of.columns, lanes, one);
 }
 
+// Packs one panel of n rows of input, as ready_panel would leave it; row_of: of `pack`. Rows are rounded before they
+// become lanes, for of bytes and pairs there is less to turn.
+template <class F>
+inline void pack_ready(int64_t panel, int64_t n, const Matrix& of, const F& row_of, float* packed) {
+  thread_local std::vector<float> buffer;
+  const int64_t columns = of.columns;
+  float* one = packed + panel * kPanel * columns;
+  const auto pack_rows = [&](const auto& ready, int64_t words, int64_t stride) {
+    float* rows = scratch(buffer, kPanel * stride);
+    const auto row = [&](int64_t i) -> const float* {
+      const float* from = row_of(i);
+      float* to = rows + i % kPanel * stride;
+      if (from) ready(from, columns, to);
+      return from ? to : nullptr;
+    };
+    pack(panel, n, words, row, one);
+  };
+  if (is_by_pairs(of)) return pack_rows(prepare_pairs, (columns + 1) / 2, pairs_stride(columns));
+  const int64_t rounded = n_pieces(columns, kRoundedColumns) * kRoundedFloats;
+  if (is_by_bytes(of)) return pack_rows(round_row, rounded, rounded);
+  pack(panel, n, columns, row_of, one);
+  ready_panel(panel, n, of, packed);
+}
+
 // multiply_group of wide.h, for what ready_panel left. All rows are stored alike.
 template <class F>
 inline void multiply_group_by(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {

@@ -1,7 +1,8 @@
-// Products of many rows in bytes: panels of tokens as in wide.h, rounded where they lie. With VNNI a panel holds, for 32
-// columns, [8][lanes] of four bytes, then each lane's scale, then eight times the sum of its bytes, negative: what sums
-// start with, for weights are unsigned here. So it does for nibbles where pairs are added in 16 bits. Elsewhere it holds
-// the rounded values as floats, and the products are those of wide.h: a multiplication of bytes would be no faster.
+// Products of many rows in bytes: panels of tokens as in wide.h, of rounded rows, or rounded where they lie. With VNNI a
+// panel holds, for 32 columns, [8][lanes] of four bytes, then each lane's scale, then eight times the sum of its bytes,
+// negative: what sums start with, for weights are unsigned here. So it does for nibbles where pairs are added in 16 bits.
+// Elsewhere it holds the rounded values as floats, and the products are those of wide.h: a multiplication of bytes would be
+// no faster.
 
 #pragma once
 
@@ -16,13 +17,26 @@ inline bool is_by_bytes(const Matrix& m) {
   return is_faster && m.arithmetic == kByInt8 && m.columns >= kRoundedColumns;
 }
 
-// Columns of one register of lanes, `lanes` floats apart from each other.
+// A row as its lane of a panel of bytes holds it.
+inline void round_row(const float* x, int64_t columns, float* out) {
+  float* to = out;
+  for (int64_t first = 0; first < columns; first += kRoundedColumns, to += kRoundedFloats)
+    to[8] = round_columns(x + first, std::min(kRoundedColumns, columns - first), (int8_t*)to);
+  for (; out < to; out += kRoundedFloats) {  // bytes that have just been stored would be waited for
+    const w8 totals = add_products(w8{}, ub32{} + 1, load<b32>(out));
+    const int32_t start = int32_t(sum(__builtin_convertvector(totals, f8))) * -8;
+    std::memcpy(out + 9, &start, sizeof start);
+  }
+}
+
+// 32 columns of one register of lanes, `lanes` floats apart from each other. n: of them those that floats are written of.
 template <class F>
 inline void round_lanes(const float* from, int64_t n, int lanes, bool by_bytes, float* bytes, float* floats) {
   F most = {}, odd = {}, scale, inverse;
-  for (int64_t c = 0; c < n; c++) {
-    const F value = load<F>(from + c * lanes), size = magnitude(value);
-    most = size > most ? size : most;
+#pragma GCC unroll 32
+  for (int64_t c = 0; c < kRoundedColumns; c++) {
+    const F value = load<F>(from + c * lanes);
+    most = larger(magnitude(value), most);
     odd += value - value;
   }
   scales_of(most, odd, scale, inverse);
@@ -33,9 +47,11 @@ inline void round_lanes(const float* from, int64_t n, int lanes, bool by_bytes, 
     return;
   }
   W total = {};
+#pragma GCC unroll 8
   for (int64_t c = 0; c < kRoundedColumns; c += 4) {
     W word = {};
-    for (int64_t k = 0; k < std::min<int64_t>(4, n - c); k++) {
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < 4; k++) {
       const W whole = nearest(load<F>(from + (c + k) * lanes) * inverse);
       total += whole;
       word |= (whole & 0xFF) << int(8 * k);
@@ -54,6 +70,7 @@ inline void round_panel(int64_t columns, int lanes, bool by_bytes, float* panel)
     const int64_t n = std::min(kRoundedColumns, columns - first);
     float* from = panel + first * lanes;
     std::memcpy(block, from, n * lanes * sizeof(float));
+    std::fill(block + n * lanes, block + kRoundedColumns * lanes, 0.0f);
     if (lanes == 8) round_lanes<f8>(block, n, lanes, by_bytes, to, from);
     else
       for (int lane = 0; lane < lanes; lane += kLanes)
