@@ -11,16 +11,18 @@ which are judged, take no part in the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from engines.coreml.transformer import CoremlTransformer, Variant
 from engines.model.router import router_logits
 from engines.model.weights import SparseWeights
 from engines.techniques.parameters import Composed
 from engines.techniques.presets import preset_parameters
+from results.counters import EngineCounters
 from tests.coreml import Converted, Recorded, converted, engine_of, generation, model_of, prompt, recorded
 from tests.half_reader import HalfReader, PlannedReader
 from tests.test_presets import pairs_of
@@ -47,8 +49,13 @@ def test_64_tokens_and_all_counts_are_those_of_torch_in_fp16(packages: Converted
 def test_other_placements_too(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """All experts as graphs, attention on the CPU, all experts on the CPU."""
     found = converted(name, tmp_path_factory.mktemp(name) / "packages", attention="stateless")
-    for asked in (110, "drawn 1"):
-        same_as_torch_in_fp16(found, found, name, asked)
+    for asked in (100, 110, "drawn 1"):
+        counted, model = same_as_torch_in_fp16(found, found, name, asked)
+        if name == "anemll":
+            assert {path.partition("/")[2] for path, _ in model.ran.used} == {"attention.mlpackage"}
+        if name == "coreml-naive":
+            assert model.ran.predictions == counted.expert_calls
+    same_as_torch_in_fp32_or_undecided(found, found, name, 100)
 
 
 @pytest.mark.parametrize("asked", PROMPTS)
@@ -63,27 +70,35 @@ def tokens_of(found: Converted, asked: int | str) -> tuple[int, ...]:
     return tuple(torch.randint(found.checkpoint.config.vocabulary_size, (N_DRAWN,), generator=random).tolist())
 
 
-def same_as_torch_in_fp16(found: Converted, in_torch: Converted, name: str, asked: int | str) -> None:
-    """in_torch: with the weights that the packages hold."""
+def same_as_torch_in_fp16(
+    found: Converted, in_torch: Converted, name: str, asked: int | str, variant: Variant = "stateless"
+) -> tuple[EngineCounters, CoremlTransformer]:
+    """What both counted, drops and pads among it, and the model that predicted. in_torch: with the weights that the
+    packages hold."""
     technique, request = preset_parameters(name)(), generation(tokens_of(found, asked), N_NEW)
     assert isinstance(technique, Composed)
     half = HalfReader(in_torch.checkpoint, technique.choices.backbone == "npu")
-    engines = engine_of(in_torch, technique, half), engine_of(found, technique, model_of(found, "float16"))
+    model = model_of(found, "float16", variant)
+    engines = engine_of(in_torch, technique, half), engine_of(found, technique, model)
     wanted, answered = (engine.run(request, lambda *_: None).token_ids for engine in engines)
     assert len(wanted) == N_NEW
     assert answered == wanted
     counted, of_graphs = (engine.take_counters() for engine in engines)
     assert of_graphs == counted
+    assert isinstance(counted, EngineCounters)
     assert counted.expert_calls > 0
+    return counted, model
 
 
-def same_as_torch_in_fp32_or_undecided(found: Converted, in_torch: Converted, name: str, asked: int | str) -> None:
+def same_as_torch_in_fp32_or_undecided(
+    found: Converted, in_torch: Converted, name: str, asked: int | str, variant: Variant = "stateless"
+) -> None:
     """First the tokens, under torch's plans. Then, where each reader makes its own, the first plan that keeps other
     pairs: what follows it is another computation."""
     technique, read = preset_parameters(name)(), tokens_of(found, asked)
     tokens = engine_of(in_torch, technique).run(generation(read, N_NEW), lambda *_: None).token_ids
     planned = engine_of(in_torch, technique, PlannedReader(in_torch.checkpoint))
-    graphs = engine_of(found, technique, model_of(found, "float16"))
+    graphs = engine_of(found, technique, model_of(found, "float16", variant))
     ours = recorded(planned, read, decoded=tokens[:-1])
     same_plans = recorded(graphs, read, ours.plans, decoded=tokens[:-1])
     first = len(read) - 1
@@ -104,15 +119,8 @@ def assert_undecided(place: int, ours: Recorded, same_plans: Recorded, free: Rec
     tokens that one reader dropped and the other kept stand out nearly alike."""
     prompt_places = range(sum(seen.phase == "prefill" for seen in ours.seen))
 
-    def router(recorded: Recorded, place: int) -> Tensor:
-        seen = recorded.seen[place]
-        assert seen.hidden_state is not None
-        mlp = in_torch.checkpoint.weights.layers[seen.layer].mlp
-        assert isinstance(mlp, SparseWeights)
-        return router_logits(seen.hidden_state.router_input_TH, mlp.router)
-
     own_TE, own_ids_TK, other_ids_TK = (
-        router(ours, place),
+        logits_of_router(ours, place, in_torch),
         ours.seen[place].routing.expert_ids_TK,
         free.seen[place].routing.expert_ids_TK,
     )
@@ -122,12 +130,22 @@ def assert_undecided(place: int, ours: Recorded, same_plans: Recorded, free: Rec
         if set(own) != set(other)
     ]
     if leads:
-        assert max(leads) < 2 * largest((router(ours, p), router(same_plans, p)) for p in prompt_places)
+        both = ours, same_plans
+        assert max(leads) < 2 * largest([logits_of_router(one, p, in_torch) for one in both] for p in prompt_places)
         return
     log_saliencies = [[torch.log(saliency(one, p)) for p in prompt_places] for one in (ours, same_plans)]
     own_pairs, other_pairs = (set(pairs_of(one.plans[place], 1)) for one in (ours, free))
     in_doubt = torch.log(saliency(ours, place))[sorted({token for token, *_ in own_pairs ^ other_pairs})]
     assert float(in_doubt.max() - in_doubt.min()) < 2 * largest(zip(*log_saliencies, strict=True))
+
+
+def logits_of_router(recorded: Recorded, place: int, found: Converted) -> Tensor:
+    """Of the plan there, by torch's own product."""
+    seen = recorded.seen[place]
+    assert seen.hidden_state is not None
+    mlp = found.checkpoint.weights.layers[seen.layer].mlp
+    assert isinstance(mlp, SparseWeights)
+    return router_logits(seen.hidden_state.router_input_TH, mlp.router)
 
 
 def saliency(recorded: Recorded, place: int) -> Tensor:
@@ -136,6 +154,6 @@ def saliency(recorded: Recorded, place: int) -> Tensor:
     return found
 
 
-def largest(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+def largest(pairs: Iterable[Sequence[Tensor]]) -> float:
     """Difference of any two numbers of a pair."""
     return max(float((a - b).abs().max()) for a, b in pairs)

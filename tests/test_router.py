@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -49,6 +49,39 @@ def test_choice_and_weights_agree_with_transformers(normalise: bool) -> None:
     ours = softmax_route(hidden, router, top_k=4, normalise=normalise)
     assert torch.equal(ours.expert_ids_TK, ids)
     torch.testing.assert_close(ours.weights_TK, weights)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "softmax of chosen"])
+@pytest.mark.parametrize("n_experts", [16, 37, 128])
+@pytest.mark.parametrize("n_tokens", [1, 8, 9, 33, 200])
+def test_any_number_of_tokens_is_routed_as_in_double_precision(
+    n_tokens: int, n_experts: int, scoring: Literal["softmax", "softmax of chosen"]
+) -> None:
+    generator = torch.Generator().manual_seed(n_tokens)
+    hidden = torch.randn(n_tokens, 200, generator=generator)
+    weights = RouterWeights(
+        torch.randn(n_experts, 200, generator=generator), torch.randn(n_experts, generator=generator)
+    )
+    routing = route(hidden, weights, RouterConfig(scoring, 4, True))
+    assert weights.bias_E is not None
+    logits = hidden.double() @ weights.weight_EH.double().T + weights.bias_E.double()
+    best = logits.sort(dim=-1, descending=True)
+    # Of random logits no two are so near that fp32 could take one for the other.
+    assert (best.values[:, :4] - best.values[:, 1:5]).min() > 1e-5
+    assert torch.equal(routing.expert_ids_TK, best.indices[:, :4])
+    # Scores of the chosen that add up to 1 are the softmax over the chosen, either way.
+    torch.testing.assert_close(routing.weights_TK, best.values[:, :4].softmax(-1).float())
+
+
+def test_a_token_is_routed_alike_whatever_many_stand_beside_it() -> None:
+    """So that the choice does not hang on how a prompt is cut into chunks."""
+    generator = torch.Generator().manual_seed(3)
+    hidden, router = torch.randn(200, 96, generator=generator), torch.randn(40, 96, generator=generator)
+    whole = softmax_route(hidden, router, top_k=4, normalise=True)
+    for first, n in ((0, 9), (50, 33), (103, 97)):
+        part = softmax_route(hidden[first : first + n], router, top_k=4, normalise=True)
+        assert torch.equal(part.expert_ids_TK, whole.expert_ids_TK[first : first + n])
+        assert torch.equal(part.weights_TK, whole.weights_TK[first : first + n])
 
 
 def test_scores_are_fp32_even_for_narrow_weights() -> None:

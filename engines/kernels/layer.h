@@ -95,19 +95,30 @@ inline void choose_row(const Router& router, float* score_E, int64_t* ids_K, flo
   for (int64_t k = 0; k < top_k; k++) weights_K[k] *= (router.normalise ? 1.0f / total : 1.0f) * router.scale;
 }
 
-// The experts ids[T, K] of each token and their weights. Each score is one row's, whoever computes it.
+// The experts ids[T, K] of each token and their weights. A few tokens are read one by one, so that a token's choice does
+// not hang on who is decoded beside it.
 inline void route(const Router& router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK,
                   int n_threads) {
   const Timed timed(kRouting);
   thread_local std::vector<float> buffer;
   const int64_t n_experts = router.n_experts, top_k = router.top_k, hidden = router.hidden;
-  float* score_E = scratch(buffer, n_experts);
   const Matrix weights = {router.weight_EH, nullptr, n_experts, hidden, kFp32, 0, kByFp32};
-  const Product scores = {&weights, router.bias_E, score_E};
-  for (int64_t t = 0; t < n_tokens; t++, ids_TK += top_k, weights_TK += top_k) {
-    narrow_products(&scores, 1, x + t * hidden, 1, n_threads);
-    choose_row(router, score_E, ids_TK, weights_TK);
+  if (n_tokens <= kMaxTokens) {
+    float* score_E = scratch(buffer, n_experts);
+    const Product scores = {&weights, router.bias_E, score_E};
+    for (int64_t t = 0; t < n_tokens; t++, ids_TK += top_k, weights_TK += top_k) {
+      narrow_products(&scores, 1, x + t * hidden, 1, n_threads);
+      choose_row(router, score_E, ids_TK, weights_TK);
+    }
+    return;
   }
+  float* score_TE = scratch(buffer, n_tokens * n_experts);
+  const Product scores = {&weights, router.bias_E, score_TE};
+  wide_products(&scores, 1, x, n_tokens, n_threads);
+  in_chunks(n_tokens, kFewRows, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++)
+      choose_row(router, score_TE + t * n_experts, ids_TK + t * top_k, weights_TK + t * top_k);
+  });
 }
 
 // The new tokens of one sequence: rows of x from `first_row` on, whose keys and values [M, S, D] belong into the cache
