@@ -16,7 +16,7 @@ from harness.reproduce.ledger import ledger
 from harness.reproduce.printed import Number
 from harness.reproduce.speculating import trends
 from harness.reproduce.speculating.accuracy import Accuracy, accuracies, averages, recovered
-from harness.reproduce.speculating.drawn import table_3
+from harness.reproduce.speculating.drawn import table_1, table_3
 from harness.reproduce.speculating.estimators import Widths, fitting, millions
 from harness.reproduce.speculating.found import findings
 from harness.reproduce.speculating.tpot import (
@@ -169,6 +169,24 @@ def test_68_of_72_error_bars_are_the_formulas() -> None:
         "003-066": ("0.015", "0.013"),
     }  # fmt: skip
     assert sum(row.is_unbiased for row in rows) < 60
+
+
+def test_every_error_bar_is_told_in_one_way() -> None:
+    """The claim as printed, its note, the list of corrected rows and the table of error bars: the last three say of the
+    same four rows that they are not legible, and 003-031 has the digits everywhere that were read."""
+    book = ledger()
+    (bars,) = (table for table in table_1(book) if table.name == "Table 1, ±")
+    entries = dict(zip((row.claim for row in accuracies(book)), bars.entries, strict=True))
+    notes = {finding.claim: finding.note for finding in findings()}
+    for row in accuracies(book):
+        is_legible = entries[row.claim].note == ""
+        assert (f"read as {row.read}" not in notes[row.claim]) == is_legible
+        assert ("not legible" not in book.claims[row.claim].corrected) == is_legible
+        assert f"{row.standard_error:.4f}" in notes[row.claim]
+        if is_legible:  # what is printed is what was read, and the formula's
+            assert entries[row.claim].theirs == row.error.value == pytest.approx(entries[row.claim].ours, abs=6e-4)
+            assert abs(row.standard_error - row.error.value) <= row.error.half_digit
+    assert sum(entry.note != "" for entry in entries.values()) == 4
 
 
 def test_an_error_bar_by_hand() -> None:

@@ -8,16 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from devices.models.operation import Operation
+from devices.models.operation import Operation, operation_seconds
+from devices.models.sheet import load_sheet
 from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall, Width
 from engines.dispatch import DispatchPlan, Exchange, Transfer, Transfers
 from engines.errors import EngineError
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config
+from engines.pricing.model_shape import WeightBits
 from engines.pricing.published_shapes import PHI_3_5_MOE
 from engines.pricing.schedule import PricedStep, lm_head, operations
 from engines.pricing.shapes import NAMED_SHAPES, ModelShape, own_shape, priced_shape
+from engines.pricing.travels import Travels
 from engines.techniques.presets import preset_parameters
 from tests.fakes.published import PUBLISHED
 from tests.toy_sheet import toy_sheet
@@ -55,7 +58,7 @@ def test_a_two_layer_toy_is_priced_as_by_hand() -> None:
         attention,
         after_attention,
         norm,
-        Operation("router", "cpu", "router", flops=2 * 5 * 4 * 2),
+        Operation("router", "cpu", "router", flops=2 * 5 * 4 * 2, weight_bytes=4 * 2 * 2),
         Operation("gather", "cpu", "gather_dynamic", moved_bytes=3 * 8),
         Operation("gather", "cpu", "gather_static", moved_bytes=2 * 8),
         Operation("padding", "cpu", "padding", moved_bytes=2 * 8),
@@ -331,3 +334,29 @@ def test_shared_experts_are_priced_for_every_token_beside_the_chosen_ones() -> N
     assert own_shape("m", config()).shared_width == 0
     qwen2_moe = config(architectures=["Qwen2MoeForCausalLM"], shared_expert_intermediate_size=5)
     assert own_shape("m", qwen2_moe).shared_width == 5
+
+
+def test_a_routers_weights_are_read_where_the_sheet_prices_bytes() -> None:
+    """A token of Qwen3-30B-A3B: 2048 x 128 values of two bytes over the bandwidth, above 2 x 2048 x 128 FLOP; routers
+    stay as they are where experts are narrow. A line by FLOP alone prices no byte."""
+    shape, a6000 = NAMED_SHAPES["qwen3-30b-a3b"], load_sheet("a6000")
+    roofline = a6000.units["gpu"].roofline
+    assert roofline is not None
+    token = PricedStep(1, 9, "decode")
+    chosen = plan(*(call((e,), (1,), (1,), GPU) for e in range(8)), n_tokens=1)
+    for own in (shape, replace(shape, bits=WeightBits(experts=4.0))):
+        listed = operations(token, [chosen], own, "gpu", None, Travels(a6000))
+        (router,) = {one for one in listed if one.name == "router"}
+        by_hand_s = 2048 * 128 * 2 / roofline.bytes_per_s.value
+        assert operation_seconds(a6000, router) == pytest.approx(by_hand_s, rel=1e-12)
+        on_toy_s = operation_seconds(toy_sheet(), replace(router, unit="cpu"))
+        assert on_toy_s == pytest.approx(2 * 2048 * 128 * 1e-2, rel=1e-12)
+
+
+def test_a_token_reads_all_weights_but_the_embedding_and_the_experts_that_it_does_not_choose() -> None:
+    shape = NAMED_SHAPES["qwen3-30b-a3b"]
+    chosen = plan(*(call((e,), (1,), (1,), GPU) for e in range(8)), n_tokens=1)
+    listed = operations(PricedStep(1, 9, "decode"), [chosen], shape, "gpu", None, Travels(load_sheet("a6000")))
+    read = sum(one.weight_bytes for one in (*listed, lm_head(1, shape, "gpu")))
+    embedding = shape.vocabulary * shape.hidden * 2
+    assert read == pytest.approx(shape.others_bytes - embedding + 48 * 8 * shape.expert_bytes, rel=1e-12)

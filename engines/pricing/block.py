@@ -76,7 +76,8 @@ class Block:
         from here on."""
         shape, rest, travels = self._shape, self._rest, self._travels
         plan = plan if self._sheet is None else stood_in(plan, self._sheet)
-        steps.add(made("router", rest, "router", flops=2.0 * plan.n_tokens * shape.hidden * shape.n_experts))
+        flops = 2.0 * plan.n_tokens * shape.hidden * shape.n_experts
+        steps.add(made("router", rest, "router", flops=flops, weight_bytes=shape.router_bytes))
         calls, table = plan.calls, CallTable(plan.calls)
         buffers: list[int | None] = []
         if travels is None:

@@ -137,6 +137,11 @@ class ModelShape:
         return 3 * self.hidden * width * self.bytes_of("dense")
 
     @property
+    def router_bytes(self) -> float:
+        """Of one layer's; never narrow."""
+        return self.hidden * self.n_experts * self.bytes_per_value
+
+    @property
     def head_bytes(self) -> float:
         return self.hidden * self.vocabulary * self.bytes_of("head")
 
@@ -162,9 +167,9 @@ class ModelShape:
     def others_bytes(self) -> float:
         """Of all weights but routed experts, norms and biases. Raises as `n_sparse_layers`."""
         n_sparse, embedding = self.n_sparse_layers, self.vocabulary * self.hidden * self.bytes_per_value
-        routers = self.hidden * self.n_experts * self.bytes_per_value + self.dense_bytes(self.shared_width)
+        sparse = self.router_bytes + self.dense_bytes(self.shared_width)
         layers = self.n_layers * self.attention_bytes + (self.n_layers - n_sparse) * self.dense_bytes(self.dense_width)
-        return layers + n_sparse * routers + self.head_bytes + (0 if self.ties_embedding else embedding)
+        return layers + n_sparse * sparse + self.head_bytes + (0 if self.ties_embedding else embedding)
 
     @property
     def parameters(self) -> Parameters:

@@ -161,7 +161,7 @@ test refuses a sheet with a fitted figure that does not name such a row.
 
 {fits}
 
-## Rows that were read wrong
+## Rows that differ from what was read first
 
 {corrected}
 
