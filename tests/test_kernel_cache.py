@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from engines.kernels import cache, library
-from engines.kernels.compile import FLAGS_VARIABLE, CompileError
+from engines.kernels.compile import FLAGS_VARIABLE, NATIVE, CompileError
 from engines.kernels.library import load_first
 from tests.kernel_builds import build_only, library_in, load_anew, stamps, user_cache
 
@@ -248,6 +248,23 @@ def test_kernels_for_another_processor_are_not_called(
     monkeypatch.setattr("engines.kernels.compile._cpuinfo", lambda: ["flags\t\t: sse2 avx"])
     with pytest.raises(CompileError, match="is for SSE2, which this processor lacks"):
         load_first(cache.prepared(folder))
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="flags of x86")
+def test_what_the_compiler_might_use_is_asked_of_it_and_held_against_the_processor(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in says SSE2 whatever it is compiled for: kernels for AVX2 say nothing of VNNI or BMI either."""
+    monkeypatch.setattr("engines.kernels.compile._cpuinfo", lambda: ["flags\t\t: sse2 avx fma"])
+    monkeypatch.setenv(FLAGS_VARIABLE, "-march=x86-64 -mbmi2 -mavx -mfma")
+    with pytest.raises(
+        CompileError, match=r"is for SSE2 and uses .*\bbmi2\b, which this processor lacks \(JOULEB"
+    ) as told:
+        load_first(cache.prepared(folder))
+    assert "fma" not in str(told.value)
+    # What is asked of this processor itself is not held against a Linux that does not know all words.
+    monkeypatch.setenv(FLAGS_VARIABLE, NATIVE)
+    assert load_first(cache.prepared(folder)).kernels is not None
 
 
 @pytest.mark.slow

@@ -261,6 +261,32 @@ def test_flags_of_the_user_are_built_apart_and_recorded(folder: Path, monkeypatc
     assert f'{FLAGS_VARIABLE}="\'" cannot be read' in reason
 
 
+def test_flags_that_no_compiler_takes_are_told_with_their_variable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FLAGS_VARIABLE, "-march=no-such-processor")
+    reason = str(load_anew().reason)
+    assert f"{FLAGS_VARIABLE} asks for -march=no-such-processor: mend it, or leave it out" in reason
+    assert "are known to take it" not in reason
+
+
+def test_two_names_of_one_compiler_are_tried_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not of a program that does what its name says (ccache)."""
+    bin_folder, tried = tmp_path / "bin", tmp_path / "tried"
+    bin_folder.mkdir()
+    for real, n in (("my-g++-12", 1), ("ccache", 2)):
+        tried.write_text("")
+        program(bin_folder / real, f'case "$*" in *.cpp*) echo "$0" >> {tried};; esac; exit 1')
+        for name in ("c++", "g++"):
+            (bin_folder / name).unlink(missing_ok=True)
+            (bin_folder / name).symlink_to(bin_folder / real)
+        monkeypatch.setenv("PATH", str(bin_folder))
+        assert load_anew().kernels is None
+        assert len(tried.read_text().splitlines()) == n, real
+
+
 def test_compilers_are_kept_apart_by_program_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for named in ("c++", "c++ -m64", "c++ -O1"):

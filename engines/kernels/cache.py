@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from pydantic import Field, ValidationError
 
-from engines.kernels.compile import Compiler, compile_kernels, flags, source_key
+from engines.kernels.compile import NATIVE, Compiler, compile_kernels, flags, source_key
 from results.home import home_folder
 from results.records import Record
 
@@ -52,6 +52,14 @@ class Manifest(Record):
     """As it calls itself."""
     command: str
     """As it was called, but for the files: what `CXX` put behind the program too."""
+    needs: tuple[str, ...] = ()
+    """Instructions that the compiler might use, in words of /proc/cpuinfo."""
+
+    @property
+    def is_for_others(self) -> bool:
+        """Whether it was built for a processor that somebody named. Else the compiler asked this one, of which an older
+        Linux does not tell all."""
+        return NATIVE not in shlex.split(self.command)
 
     @property
     def flags(self) -> str:
@@ -130,13 +138,14 @@ def add(folder: Path, compiler: Compiler) -> Kept:
         # Not in the folder: whoever may write above it could put another one in its place meanwhile.
         with tempfile.TemporaryDirectory(prefix="joulebench-") as scratch:
             built = Path(scratch) / "kernels.so"
-            version = compile_kernels(compiler, built)
+            made = compile_kernels(compiler, built)
             contents = built.read_bytes()
         manifest = Manifest(
             sha256=hashlib.sha256(contents).hexdigest(),
             n_bytes=len(contents),
-            compiler=version,
+            compiler=made.version,
             command=shlex.join((*compiler.command, *flags())),
+            needs=made.needs,
         )
         path = folder / f"{source_key()}-{compiler.key}.json"
         # Each at once and the manifest last: another process never sees one that names half a file.

@@ -1,7 +1,8 @@
 """Compiles the kernels with a C++ compiler of this machine.
 
 `CXX` names a compiler to try before the usual ones. `JOULEBENCH_KERNEL_FLAGS` stands in for `-march=native`: with
-`-march=x86-64-v3` the kernels use AVX2 and no more, whatever the processor has.
+`-march=x86-64-v3` the kernels use AVX2 and no more, whatever the processor has. What they use is asked of the compiler
+(its macros) and of the library, not read from the flags: `-march=alderlake` has AVX-VNNI too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +37,23 @@ FLAGS_VARIABLE = "JOULEBENCH_KERNEL_FLAGS"
 USUAL_COMPILERS = ("c++", "g++", "clang++")
 X86_FLAGS = {
     "AVX-512": ("avx512f", "avx512vl", "avx512bw", "avx512dq"),
+    "AVX2 with VNNI": ("avx2", "fma", "f16c"),
     "AVX2": ("avx2", "fma", "f16c"),
     "AVX": ("avx",),
     "bf16": ("avx512_bf16",),
 }
 """By what the library says of itself, the words of /proc/cpuinfo."""
+MACROS = {
+    "__SSE3__": "pni", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4_1", "__SSE4_2__": "sse4_2", "__POPCNT__": "popcnt",
+    "__MOVBE__": "movbe", "__LZCNT__": "abm", "__BMI__": "bmi1", "__BMI2__": "bmi2", "__AVX__": "avx",
+    "__AVX2__": "avx2", "__FMA__": "fma", "__F16C__": "f16c", "__FMA4__": "fma4", "__XOP__": "xop", "__TBM__": "tbm",
+    "__GFNI__": "gfni", "__AVXVNNI__": "avx_vnni", "__AVX512F__": "avx512f", "__AVX512CD__": "avx512cd",
+    "__AVX512VL__": "avx512vl", "__AVX512BW__": "avx512bw", "__AVX512DQ__": "avx512dq", "__AVX512VNNI__": "avx512_vnni",
+    "__AVX512BF16__": "avx512_bf16", "__AVX512VBMI__": "avx512vbmi", "__AVX512VBMI2__": "avx512_vbmi2",
+    "__AVX512BITALG__": "avx512_bitalg", "__AVX512VPOPCNTDQ__": "avx512_vpopcntdq", "__AVX512IFMA__": "avx512ifma",
+    "__AVX512FP16__": "avx512_fp16",
+}  # fmt: skip
+"""What GCC and clang define where they may use instructions of their own accord: the words of /proc/cpuinfo."""
 TIMEOUT_S = 600
 """It takes 14 s of a Zen 5 core. Two at once on two cores with a load of eight took more than two minutes."""
 SHOWN_CHARACTERS = 200
@@ -81,7 +95,8 @@ def flags() -> tuple[str, ...]:
 
 
 def compilers() -> Iterator[Compiler]:
-    """Those that are there, `CXX` first, each once."""
+    """Those that are there, `CXX` first, each once. c++ is mostly a link to g++, and would fail as that does; a
+    program that goes by the name it is called with (ccache) is not called so itself."""
     seen = set()
     for words in (_wanted(), *((name,) for name in USUAL_COMPILERS)):
         path = shutil.which(words[0]) if words else None
@@ -89,10 +104,11 @@ def compilers() -> Iterator[Compiler]:
             if words and words[0] not in USUAL_COMPILERS:
                 logger.warning("CXX=%s is no program that can be started; other compilers are tried", shown(words[0]))
             continue
-        compiler = Compiler((path, *words[1:]))
-        if compiler.key not in seen:
-            seen.add(compiler.key)
-            yield compiler
+        behind = os.path.realpath(path)
+        same = (behind if "++" in os.path.basename(behind) else path, *words[1:])
+        if same not in seen:
+            seen.add(same)
+            yield Compiler((path, *words[1:]))
 
 
 def _wanted() -> tuple[str, ...]:
@@ -106,17 +122,25 @@ def _wanted() -> tuple[str, ...]:
 def source_key() -> str:
     """What a library follows from, whatever compiled it."""
     source = b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))
-    # The form of the manifest is a part: what was built before it held the whole command is not asked for.
-    return hashlib.sha256(source + f" {flags()} {_processor()} whole command".encode()).hexdigest()[:16]
+    # The form of the manifest is a part: what was built before it held what it needs is not asked for.
+    return hashlib.sha256(source + f" {flags()} {_processor()} whole command, needs".encode()).hexdigest()[:16]
 
 
-def command_of(compiler: Compiler) -> list[str]:
-    """All but the files. Raises `CompileError` for what makes arithmetic inexact."""
+class Asked(NamedTuple):
+    """command: all but the files. needs: instructions that it may use, in words of /proc/cpuinfo."""
+
+    command: list[str]
+    needs: tuple[str, ...]
+
+
+def asked_of(compiler: Compiler) -> Asked:
+    """Raises `CompileError` for what makes arithmetic inexact."""
     command = [*compiler.command, *flags()]
-    asked = next((word for word in command if word in FAST_MATH), None)
+    asked, needs = next((word for word in command if word in FAST_MATH), None), tuple[str, ...]()
     if asked is None:
         defined = _run(compiler, [*command, "-dM", "-E", "-x", "c++", os.devnull]).stdout.split("\n")
         macros = {words[1]: words[2] for line in defined if len(words := line.split()) == 3}
+        needs = tuple(word for macro, word in MACROS.items() if macro in macros)
         found = sorted(FAST_MATH_MACROS & macros.keys())
         if macros.get("__FINITE_MATH_ONLY__", "0") != "0":
             found.append("__FINITE_MATH_ONLY__")
@@ -126,20 +150,34 @@ def command_of(compiler: Compiler) -> list[str]:
             f"{compiler} is refused, because {asked} reorders sums and drops NaN and infinity; take it out of CXX and"
             f" {FLAGS_VARIABLE}"
         )
-    return command
+    return Asked(command, needs)
 
 
-def compile_kernels(compiler: Compiler, target: Path) -> str:
-    """Writes the library; returns how the compiler calls itself. Raises `CompileError`."""
-    command = [*command_of(compiler), str(SOURCE), "-o", str(target)]
-    done = _run(compiler, command)
+class Built(NamedTuple):
+    """version: as the compiler calls itself. needs: see `Asked`."""
+
+    version: str
+    needs: tuple[str, ...]
+
+
+def compile_kernels(compiler: Compiler, target: Path) -> Built:
+    """Writes the library. Raises `CompileError`."""
+    asked = asked_of(compiler)
+    done = _run(compiler, [*asked.command, str(SOURCE), "-o", str(target)])
     if done.returncode or not target.is_file():
         said = done.stderr.strip()
         first = next((line for line in said.splitlines() if "error" in line), said)
         why = shown(first) or f"it ended with {done.returncode} and wrote no library"
-        raise CompileError(f"{compiler} failed on {SOURCE.name}: {why}; g++ 12 and clang 16 are known to take it")
+        raise CompileError(f"{compiler} failed on {SOURCE.name}: {why}; {_what_may_help()}")
     version = _run(compiler, [*compiler.command, "--version"]).stdout.strip()
-    return shown(version.partition("\n")[0]) or str(compiler)
+    return Built(shown(version.partition("\n")[0]) or str(compiler), asked.needs)
+
+
+def _what_may_help() -> str:
+    own = os.environ.get(FLAGS_VARIABLE)
+    if own:
+        return f"{FLAGS_VARIABLE} asks for {shown(own)}: mend it, or leave it out"
+    return "g++ 12 and clang 16 are known to take it"
 
 
 def _run(compiler: Compiler, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -173,9 +211,14 @@ def _processor() -> str:
 
 
 def has(instruction_set: str) -> bool:
-    """Whether this processor knows what kernels were compiled for; where it does not tell, it is believed to."""
+    """Whether this processor knows what kernels were compiled for."""
+    return not lacking(X86_FLAGS.get(instruction_set, ()))
+
+
+def lacking(needs: Iterable[str]) -> list[str]:
+    """Of words of /proc/cpuinfo those that this processor lacks; none where it does not tell."""
     flags = next((line.partition(":")[2].split() for line in _cpuinfo() if line.startswith("flags")), None)
-    return flags is None or set(X86_FLAGS.get(instruction_set, ())) <= set(flags)
+    return [] if flags is None else [word for word in needs if word not in flags]
 
 
 def _cpuinfo() -> list[str]:

@@ -55,7 +55,11 @@ const char* joulebench_instruction_set() {
 #if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
   return "AVX-512";
 #elif defined(JOULEBENCH_AVX2) && defined(__FMA__)
+#ifdef JOULEBENCH_VNNI
+  return "AVX2 with VNNI";
+#else
   return "AVX2";
+#endif
 #elif defined(__AVX__)
   return "AVX";
 #elif defined(__SSE2__)

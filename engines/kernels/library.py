@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.kernels.cache import CacheError, Kept, Manifest, add, cache_folder, find, forget, prepared
-from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, has, shown
+from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, has, lacking, shown
 from results.environments import TORCH_ALONE
 
 logger = logging.getLogger(__name__)
@@ -115,9 +115,11 @@ def _first_that_loads(kept: list[Kept], compiler: Compiler | None, failures: lis
 def _loaded(kept: Kept) -> Loaded:
     kernels = load(kept)
     instruction_set = kernels.joulebench_instruction_set().decode("ascii", "replace")
-    if not has(instruction_set):
+    lacks = lacking(kept.manifest.needs) if kept.manifest.is_for_others else []
+    if lacks or not has(instruction_set):
+        words = f" and uses {', '.join(lacks)}" if lacks else ""
         raise CompileError(
-            f"{kept.library.name} is for {instruction_set}, which this processor lacks ({FLAGS_VARIABLE})"
+            f"{kept.library.name} is for {instruction_set}{words}, which this processor lacks ({FLAGS_VARIABLE})"
         )
     return Loaded(kernels, kept.manifest, instruction_set)
 
