@@ -21,13 +21,18 @@ from engines.model.tokenizer import Tokenizer
 from engines.sampling import check_sampling, choose_token
 from results.records import Completion, Request
 
+WIDER = "use wider weights or arithmetic, or fetch the model again"
+"""Where nothing is known of how an engine holds its weights."""
+
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model takes: positions of a sequence, and ids below the embedding's rows."""
+    """What a model takes: positions of a sequence, and ids below the embedding's rows. remedy: what may help where its
+    logits are no numbers."""
 
     max_length: int
     vocabulary_rows: int
+    remedy: str = WIDER
 
 
 def check_prompt(prompt_ids: Sequence[int], limits: Limits, whose: str) -> None:
@@ -93,6 +98,7 @@ class Generation:
         self._generator = torch.Generator().manual_seed(request.sampling.seed)
         self._stops = StopStrings(request.stop, tokenizer.decode)
         self._times_s: list[float] = []
+        self._remedy = limits.remedy
 
     def take(self, logits_AL: Tensor) -> None:
         """Chooses the next token. Raises `EngineError` where the logits are no numbers to choose by."""
@@ -100,7 +106,7 @@ class Generation:
             token = choose_token(logits_AL[-1], self.request.sampling, self._generator)
         except EngineError as error:
             n = len(self.token_ids) + 1
-            raise EngineError(f"request {self.request.request_id}, token {n}: {error}") from error
+            raise EngineError(f"request {self.request.request_id}, token {n}: {error}: {self._remedy}") from error
         self.token_ids.append(token)
         self.tokens.append(token)
 
@@ -161,6 +167,7 @@ class Loglikelihood:
         self._n_seen = 0
         self._total = 0.0
         self._is_greedy = True
+        self._remedy = limits.remedy
 
     def take(self, logits_AL: Tensor) -> None:
         """Adds the next continuation tokens. Raises `EngineError` where their logits are no numbers."""
@@ -175,7 +182,7 @@ class Loglikelihood:
         if math.isnan(self._total):
             raise EngineError(
                 f"request {self.request.request_id}, continuation token {self._n_seen} or before: log-likelihood is "
-                "nan; activations overflow, or weights are damaged: use dtype float32, or fetch the model again"
+                f"nan; activations overflow, or weights are damaged: {self._remedy}"
             )
 
     def stamp(self, at_s: float) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engines.answers import WIDER
 from engines.base import ShowsLogProbabilities
 from engines.errors import EngineError
 from results.records import Divergence, Request
@@ -50,7 +51,7 @@ def divergence(engine: ShowsLogProbabilities, request: Request, path: Path) -> D
 
     engine.show_log_probabilities(request, compare)
     if math.isnan(kl_nats):
-        raise EngineError(f"request {request.request_id}: KL divergence is nan; use dtype float32")
+        raise EngineError(f"request {request.request_id}: KL divergence is nan; {WIDER}")
     return Divergence(
         sample_id=request.sample_id,
         n_positions=n_positions,

@@ -22,7 +22,7 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
-from engines.model.held_weights import active_weights, held_weights, rounds_inputs
+from engines.model.held_weights import active_weights, held_weights, remedy, rounds_inputs
 from engines.model.rope import LongRope, LongScaling
 from engines.model.transformer import KeyValueCache, Transformer, model_of
 from engines.observers import LayerObserver, StepObserver
@@ -119,7 +119,9 @@ class ReferenceEngine:
         self._turns_when_reached = long_rope == "when_reached"
         stay = expert_memory.loads(technique)
         self._model = model or model_of(checkpoint, torch_device, compute_dtype, long_rope, stay)
-        self.limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
+        self.limits = Limits(
+            checkpoint.config.max_length, checkpoint.config.vocabulary_size, remedy(checkpoint.weights)
+        )
         self._cache = self._model.new_cache()
         self._batch_caches: list[KeyValueCache] = []
         self._held = HeldTokens()

@@ -55,10 +55,7 @@ def choose_token(logits_L: Tensor, sampling: Sampling, generator: torch.Generato
     """
     largest, best = logits_L.max(dim=-1)
     if not math.isfinite(largest):
-        raise EngineError(
-            f"largest logit is {float(largest)}; activations overflow, or weights are damaged: use dtype float32, or "
-            "fetch the model again"
-        )
+        raise EngineError(f"largest logit is {float(largest)}; activations overflow, or weights are damaged")
     if sampling.temperature == 0:
         return int(best)
     # On the host, where the generator is: a seed draws the same from the same logits on every device.

@@ -10,8 +10,6 @@ from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.dispatch import FILE, way_to
 from engines.kernels.compile import has as processor_has
 from engines.techniques.context import ChunkPhase
-from engines.techniques.move.caches import CacheParameters
-from engines.techniques.move.two_buffers import TwoBuffersParameters
 from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import GPU, HostsParameters
 from engines.techniques.place.priced import PricedParameters
@@ -106,9 +104,7 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
 
 def _unreached(technique: TechniqueSpec, sheet: Sheet) -> str | None:
     """Why weights do not reach a unit of which every layer is fetched, or None. Of others prices say what travels."""
-    if not isinstance(technique, Composed) or not isinstance(
-        technique.choices.move, CacheParameters | TwoBuffersParameters
-    ):
+    if not isinstance(technique, Composed) or not technique.choices.move.moves_all:
         return None
     for unit in technique.units:
         source, target = map(sheet.computing, way_to(unit))

@@ -13,6 +13,7 @@ from engines.answers import StopStrings
 from engines.base import EngineError
 from engines.dispatch import DispatchPlan
 from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.quantised import Quantisation
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
@@ -397,6 +398,30 @@ def test_logits_that_are_no_numbers_are_an_error_of_that_token_and_no_answer(
         engine.run(request, ignore)
     with pytest.raises(EngineError, match="request second, token 3: largest logit is nan"):
         engine.run_batch([generate(checkpoint, prompt="Sound."), request], ignore)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantise", "helps"),
+    [
+        (torch.float32, Quantisation(), ": fetch the model again"),
+        (torch.bfloat16, Quantisation(), ": fetch the model again"),
+        (torch.float32, Quantisation(experts="int8", arithmetic="int8"), ": leave arithmetic int8 out, or fetch the"),
+        (
+            torch.float16,
+            Quantisation(experts="int8", arithmetic="int8"),
+            ": hold weights in bfloat16 or float32, for float16 ends at 65504, or leave arithmetic int8 out, or fetch",
+        ),
+    ],
+)
+def test_no_number_is_told_with_what_could_be_wider_here(
+    dtype: torch.dtype, quantise: Quantisation, helps: str
+) -> None:
+    sound = load_checkpoint("bundled:tiny-qwen3-moe", dtype, quantise)
+    broken = replace(sound.weights, embedding_LH=torch.full_like(sound.weights.embedding_LH, math.nan))
+    engine = ReferenceEngine(replace(sound, weights=broken), DroplessParameters())
+    for request in (generate(sound), loglikelihood(range(40, 50), [3, 4])):
+        with pytest.raises(EngineError, match=f"or weights are damaged{helps}"):
+            engine.run(request, ignore)
 
 
 def test_loglikelihood_that_is_no_number_is_an_error(damaged: tuple[Checkpoint, tuple[int, ...]]) -> None:

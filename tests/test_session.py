@@ -119,10 +119,10 @@ def test_an_unscored_workload_has_no_scores() -> None:
 def test_what_was_measured_stands_where_it_cannot_be_scored() -> None:
     bench = FakeBench()
     scored, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
-    bench.fake_workload.score_error = WorkloadError("a#0: log-likelihood nan; try dtype float32")
+    bench.fake_workload.score_error = WorkloadError("a#0: log-likelihood nan; try wider weights")
     trial, traces = run_trial(bench.arm_of("c"), BARE, repeat=1)
     assert (trial.status, trial.failure, trial.scores) == ("ok", None, ())
-    assert trial.notes == ("two items", "not scored: a#0: log-likelihood nan; try dtype float32")
+    assert trial.notes == ("two items", "not scored: a#0: log-likelihood nan; try wider weights")
     assert [c.e2e_s for c in trial.completions] == [c.e2e_s for c in scored.completions]
     assert energy(trial, "all").energy_j == pytest.approx(2 * PREFILL_S * PREFILL_W + N_DECODED * TOKEN_S * DECODE_W)
     assert len(traces[WINDOW]) == 1

@@ -102,8 +102,8 @@ class Fidelity:
             perplexity = math.exp(mean)
         except OverflowError as error:
             raise WorkloadError(
-                f"{self.name}: {mean:.0f} nats a token have a perplexity beyond any number; try dtype float32, or look "
-                "for what breaks the model"
+                f"{self.name}: {mean:.0f} nats a token have a perplexity beyond any number; try wider weights or "
+                "arithmetic, or look for what breaks the model"
             ) from error
         spread = None if stderr is None else perplexity * stderr
         return [
@@ -165,7 +165,7 @@ def _loglikelihood(completion: Completion) -> float:
     if value is None or not math.isfinite(value):
         raise WorkloadError(
             f"{completion.request_id}: log-likelihood {value}; the engine must return a finite number (NaN hints at "
-            "overflow: try dtype float32)"
+            "overflow: try wider weights or arithmetic)"
         )
     return value
 

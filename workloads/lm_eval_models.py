@@ -198,7 +198,7 @@ def _scored(completion: Completion) -> tuple[float, bool]:
     if value is None or value != value:
         raise WorkloadError(
             f"{completion.request_id}: log-likelihood {value}; the engine must return a number (NaN hints at overflow: "
-            "try dtype float32)"
+            "try wider weights or arithmetic)"
         )
     return value, bool(greedy)
 

@@ -34,6 +34,16 @@ def rounds_inputs(weights: object) -> Arithmetic | None:
     return next((arithmetic for arithmetic in found if arithmetic != "fp32"), None)
 
 
+def remedy(weights: object) -> str:
+    """What may help where logits are no numbers: what is narrow here, held wider; then the damage."""
+    found = []
+    if any(isinstance(matrix, torch.Tensor) and matrix.dtype is torch.float16 for matrix in _matrices(weights)):
+        found.append("hold weights in bfloat16 or float32, for float16 ends at 65504")
+    if (arithmetic := rounds_inputs(weights)) is not None:
+        found.append(f"leave arithmetic {arithmetic} out")
+    return ", or ".join([*found, "fetch the model again"])
+
+
 def active_weights(weights: ModelWeights, top_k: int) -> ActiveWeights:
     """Those that one token needs. top_k: experts that a layer's router chooses."""
     n_parameters, n_bytes = held_weights(weights.norm)

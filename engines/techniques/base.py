@@ -217,9 +217,11 @@ class RouteParameters(Protocol):
 
 class MoveParameters(Protocol):
     """Typed parameters of a move. moves_weights: whether experts lie in slots and travel into them.
+    moves_all: whether a unit computes those alone that came so, and none where it lies.
     loads_from_file: whether this engine really copies them, from the checkpoint file into slots that it holds."""
 
     moves_weights: ClassVar[bool]
+    moves_all: ClassVar[bool]
     loads_from_file: ClassVar[bool]
 
     @property

@@ -45,6 +45,7 @@ FREE = LayerExpert(-1, -1)
 
 class CacheParameters(Record):
     moves_weights: ClassVar[bool] = True
+    moves_all: ClassVar[bool] = True
     loads_from_file: ClassVar[bool] = True
 
     kind: Literal["cache"] = "cache"

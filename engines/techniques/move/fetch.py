@@ -30,6 +30,7 @@ GPU: Unit = "gpu"
 
 class FetchParameters(Record):
     moves_weights: ClassVar[bool] = True
+    moves_all: ClassVar[bool] = False
     loads_from_file: ClassVar[bool] = False
 
     kind: Literal["fetch"] = "fetch"

@@ -15,6 +15,7 @@ class NothingParameters(Record):
     """Has no parameters."""
 
     moves_weights: ClassVar[bool] = False
+    moves_all: ClassVar[bool] = False
     loads_from_file: ClassVar[bool] = False
 
     kind: Literal["nothing"] = "nothing"

@@ -40,6 +40,7 @@ MOST_KNOWN = 64
 
 class SlicesParameters(Record):
     moves_weights: ClassVar[bool] = True
+    moves_all: ClassVar[bool] = False
     loads_from_file: ClassVar[bool] = False
 
     kind: Literal["slices"] = "slices"

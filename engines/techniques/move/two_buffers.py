@@ -29,6 +29,7 @@ class TwoBuffersParameters(Record):
     """prefetch: fill the other buffer meanwhile; else everything is fetched when its layer asks for it."""
 
     moves_weights: ClassVar[bool] = True
+    moves_all: ClassVar[bool] = True
     loads_from_file: ClassVar[bool] = False
 
     kind: Literal["two_buffers"] = "two_buffers"
