@@ -25,6 +25,8 @@ def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source.write_text(STAND_IN)
     monkeypatch.setattr("engines.kernels.compile.SOURCE", source)
     monkeypatch.setattr("engines.kernels.compile.HEADERS", ())
+    # Kept for the process: what a test says of the processor would be said to all that follow in this worker.
+    monkeypatch.setattr("engines.kernels.compile._processor", lambda: "a processor")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(FLAGS_VARIABLE, "")
     monkeypatch.delenv("CXX", raising=False)

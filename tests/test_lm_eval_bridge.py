@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from typing import Any
 
 import datasets
@@ -119,8 +120,11 @@ def test_a_completion_that_is_no_number_is_told_in_our_own_words() -> None:
         score_completions(toy(**choice), requests, answer(requests, lambda _: math.nan), IDS, {"acc": "acc"})
 
 
-def test_loggers_and_progress_bars_are_left_as_they_were() -> None:
-    logging.getLogger("lm_eval").setLevel(logging.INFO)
+def test_loggers_and_progress_bars_are_left_as_they_were(request: pytest.FixtureRequest) -> None:
+    logger, were_off = logging.getLogger("lm_eval"), datasets.are_progress_bars_disabled()
+    request.addfinalizer(partial(logger.setLevel, logger.level))
+    request.addfinalizer(datasets.disable_progress_bars if were_off else datasets.enable_progress_bars)
+    logger.setLevel(logging.INFO)
     datasets.enable_progress_bars()
     record_requests(toy(), TOKENIZER, IDS)
     assert logging.getLogger("lm_eval").level == logging.INFO

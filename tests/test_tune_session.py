@@ -46,8 +46,8 @@ def session(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Killed once some probes are there, then resumed to its end."""
     folder = tmp_path_factory.mktemp("tune") / "session"
     command = ("tune", "--out", str(folder), *SMALL)
-    os.environ["JOULEBENCH_STATE"] = str(state)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOULEBENCH_STATE", str(state))
         with (folder.parent / "out.txt").open("w") as output:
             process = start(*command, output=output)
             wait_for_probes(folder, 3)
@@ -64,8 +64,6 @@ def session(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Each probe that the searches asked for is a trial, none twice.
         assert len({(trial.cell_id, trial.repeat) for trial in after.values()}) == len(after)
         assert "chosen" in found.stdout
-    finally:
-        del os.environ["JOULEBENCH_STATE"]
     return folder
 
 
