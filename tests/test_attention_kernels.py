@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.kernels import native
+from engines.kernels.decoder import cache_table, chunk_table
 from engines.model.quantised import Arithmetic, Form, rounded, store
 from engines.model.rope import turn
 from tests.test_kernels import needs_bf16, needs_compiler, random, relative_error
@@ -77,7 +78,8 @@ def test_attention_block_is_its_definition(
     keys, values = torch.full((2, 2, n_past + n_new + 3, 16), float("nan")).unbind()
     keys[:, :n_past], values[:, :n_past] = past
     expected, new_keys = attention_by_definition(x, matrices, biases, norms, sinks, window, past, cos, sin, neighbours)
-    found = native.attend(x, table, cos, sin, [(keys, values, n_past, n_new)])
+    chunks = chunk_table([(cache_table([keys], [values]), n_past, n_new)])
+    found = native.attend(x, table, cos, sin, chunks, layer=0)
     assert relative_error(found, expected) < 3e-6
     assert relative_error(keys[:, n_past : n_past + n_new], new_keys) < 1e-6
     assert keys[:, n_past + n_new :].isnan().all()
@@ -91,7 +93,8 @@ def attended(cut: list[int], form: Form, window: int | None, query: Tensor, keys
     assert table is not None
     pieces, done, n_past = list[Tensor](), 0, keys.shape[1] - len(query)
     for n in cut:
-        pieces.append(native.attend_cached(query[done : done + n], table, [(keys, values, n_past + done, n)]))
+        chunks = chunk_table([(cache_table([keys], [values]), n_past + done, n)])
+        pieces.append(native.attend_cached(query[done : done + n], table, chunks, layer=0))
         done += n
     return torch.cat(pieces)
 

@@ -25,6 +25,7 @@ from engines.kernels.library import library
 from engines.kernels.native import (
     AttentionStruct,
     AttentionTable,
+    ChunkTable,
     ExpertTable,
     RouterStruct,
     RouterTable,
@@ -187,6 +188,11 @@ class CacheTable:
     kept: tuple[Tensor, ...]
     """Owners of the memory that the table points into."""
 
+    @cached_property
+    def places_LX(self) -> NDArray[np.int64]:
+        """What `struct Chunk` of layer.h begins with, of every layer."""
+        return np.array([(key, value, self.head_stride) for key, value in zip(self.keys, self.values, strict=True)])
+
 
 def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheTable:
     """Of each layer [M, S, D]. `serves` must hold of all."""
@@ -200,6 +206,19 @@ def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheTable:
         keys[0].shape[1],
         (*keys, *values),
     )
+
+
+def chunk_table(sequences: Sequence[tuple[CacheTable, int, int]]) -> ChunkTable:
+    """Of each sequence its cache, the position of its first new token, and how many it has."""
+    caches, positions, counts = zip(*sequences, strict=True)
+    assert all(n and position + n <= cache.n_positions for cache, position, n in sequences)
+    n_kv_heads, _, dim = caches[0].kept[0].shape
+    assert all(cache.kept[0].shape[::2] == (n_kv_heads, dim) for cache in caches)
+    chunks_LSX = np.empty((len(caches[0].keys), len(caches), 6), dtype=np.int64)
+    np.stack([cache.places_LX for cache in caches], axis=1, out=chunks_LSX[:, :, :3])
+    firsts = (0, *accumulate(counts))
+    chunks_LSX[:, :, 3:] = np.array([positions, firsts[:-1], counts]).T
+    return ChunkTable(chunks_LSX, firsts[-1], n_kv_heads, dim, caches)
 
 
 class LackingExperts(Protocol):

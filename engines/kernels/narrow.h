@@ -17,21 +17,24 @@
 constexpr int kMaxTokens = 8;
 constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough
 
-// R matrix rows, `step` rows apart, times T input rows: out[R][T].
+// Sums that registers hold beside four weights and an input.
+constexpr int kMostSums = kLanes == 16 ? 24 : 12;
+
+// R matrix rows, `step` rows apart, times T input rows: out[R][T]. As many sums as registers hold.
 template <class S, int R, int T>
-inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
+inline void dot_at_once(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
   const int64_t apart = step * columns;
   constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
-  const auto add = [&](int64_t c, int u) {
-    fN inputs[T];
-#pragma GCC unroll 8
-    for (int t = 0; t < T; t++) inputs[t] = load<fN>(x + t * columns + c);
+  const auto add = [&](int64_t c, int u) __attribute__((always_inline)) {
+    fN weights[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      const fN weight = S::widen(rows + r * apart + c);
+    for (int r = 0; r < R; r++) weights[r] = in_register(S::widen(rows + r * apart + c));
 #pragma GCC unroll 8
-      for (int t = 0; t < T; t++) sums[u][r][t] += weight * inputs[t];
+    for (int t = 0; t < T; t++) {
+      const fN input = in_register(load<fN>(x + t * columns + c));
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) sums[u][r][t] += weights[r] * input;
     }
   };
   constexpr int64_t kBytes = sizeof(typename S::element), kAtOnce = std::max(kLanes * U * kBytes, kLine);
@@ -54,6 +57,23 @@ inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t 
   sum_each<R * T>(total, out);
   for (; c < columns; c++)
     for (int i = 0; i < R * T; i++) out[i] += S::widen_one(rows[i / T * apart + c]) * x[i % T * columns + c];
+}
+
+// The same of any number: half of the tokens after the other, for the rows are near then.
+template <class S, int R, int T>
+inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
+  if constexpr (R * T <= kMostSums) {
+    dot_at_once<S, R, T>(rows, step, columns, x, out);
+  } else {
+    constexpr int A = (T + 1) / 2, B = T - A;
+    float first[R * A], second[R * B];
+    dot_in_order<S, R, A>(rows, step, columns, x, first);
+    dot_in_order<S, R, B>(rows, step, columns, x + A * columns, second);
+    for (int r = 0; r < R; r++) {
+      std::copy_n(first + r * A, A, out + r * T);
+      std::copy_n(second + r * B, B, out + r * T + A);
+    }
+  }
 }
 
 // Small floats read as large ones with the same bits are the value times 2^-120 or so. The input carries this factor so
@@ -166,33 +186,45 @@ inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x
   for (int i = 0; i < R * T; i++) out[i] *= 0x1p126f / kRaise;
 }
 
-template <int R, int T>
+inline bool is_in_order(const Matrix& m) { return m.arithmetic != kByInt8 && !is_by_pairs(m) && !has_nibbles(m); }
+
+template <bool InOrder, int R, int T>
 inline void dot_rows(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
-  if (m.arithmetic == kByInt8)
-    return m.format == kInt4 ? dot_int4_bytes<R, T>(m, row, step, x, out) : dot_int8_bytes<R, T>(m, row, step, x, out);
-  if (is_by_pairs(m)) return dot_pairs<R, T>(m, row, step, x, out);
-  const int64_t first = row * m.columns;
-  switch (m.format) {
-    case kFp32: return dot_in_order<Fp32, R, T>((const float*)m.values + first, step, m.columns, x, out);
-    case kBf16: return dot_in_order<Bf16, R, T>((const uint16_t*)m.values + first, step, m.columns, x, out);
-    case kFp16: return dot_in_order<Fp16, R, T>((const half*)m.values + first, step, m.columns, x, out);
-    case kInt8: dot_in_order<Int8, R, T>((const int8_t*)m.values + first, step, m.columns, x, out); break;
-    case kFp8: dot_in_order<RaisedFp8, R, T>((const int8_t*)m.values + first, step, m.columns, x, out); break;
-    case kInt4: return dot_int4<R, T>(m, row, step, x, out);
-    case kMxfp4: return dot_mxfp4<R, T>(m, row, step, x, out);
+  if constexpr (!InOrder) {
+    if (is_by_pairs(m)) return dot_pairs<R, T>(m, row, step, x, out);
+    if (m.format == kMxfp4) return dot_mxfp4<R, T>(m, row, step, x, out);
+    if (m.format == kInt8) return dot_int8_bytes<R, T>(m, row, step, x, out);
+    if (m.arithmetic == kByInt8) return dot_int4_bytes<R, T>(m, row, step, x, out);
+    return dot_int4<R, T>(m, row, step, x, out);
+  } else {
+    const int64_t first = row * m.columns;
+    switch (m.format) {
+      case kFp32: return dot_in_order<Fp32, R, T>((const float*)m.values + first, step, m.columns, x, out);
+      case kBf16: return dot_in_order<Bf16, R, T>((const uint16_t*)m.values + first, step, m.columns, x, out);
+      case kFp16: return dot_in_order<Fp16, R, T>((const half*)m.values + first, step, m.columns, x, out);
+      case kInt8: dot_in_order<Int8, R, T>((const int8_t*)m.values + first, step, m.columns, x, out); break;
+      case kFp8: dot_in_order<RaisedFp8, R, T>((const int8_t*)m.values + first, step, m.columns, x, out); break;
+    }
+    const float factor = m.format == kFp8 ? 0x1p120f / kRaise : 1.0f;
+    for (int r = 0; r < R; r++)
+      for (int t = 0; t < T; t++) out[r * T + t] *= ((const float*)m.scales)[row + r * step] * factor;
   }
-  const float factor = m.format == kFp8 ? 0x1p120f / kRaise : 1.0f;
-  for (int r = 0; r < R; r++)
-    for (int t = 0; t < T; t++) out[r * T + t] *= ((const float*)m.scales)[row + r * step] * factor;
 }
 
-// As many rows at once as registers hold sums for; of many tokens two, for more would crowd the input out of the first cache.
+// R rows at once.
+template <bool InOrder, int R, int T>
+inline void dot_rows_of(const Matrix& m, int64_t row, int64_t step, int n_rows, const float* x, float* out) {
+  int r = 0;
+  for (; r + R <= n_rows; r += R) dot_rows<InOrder, R, T>(m, row + r * step, step, x, out + r * T);
+  for (; r < n_rows; r++) dot_rows<InOrder, 1, T>(m, row + r * step, step, x, out + r * T);
+}
+
+// As many rows at once as registers hold sums for, and what else a product of their format needs.
 template <int T>
 inline void dot_tokens(const Matrix& m, int64_t row, int64_t step, int n_rows, const float* x, float* out) {
-  constexpr int kFew = kLanes == 16 ? 2 : T <= 6 ? 2 : 1, R = T <= 3 ? kStreams : kFew;
-  int r = 0;
-  for (; r + R <= n_rows; r += R) dot_rows<R, T>(m, row + r * step, step, x, out + r * T);
-  for (; r < n_rows; r++) dot_rows<1, T>(m, row + r * step, step, x, out + r * T);
+  constexpr int kFew = T <= 3 ? kStreams : kLanes == 16 || T <= 6 ? 2 : 1;
+  if (is_in_order(m)) dot_rows_of<true, kStreams, T>(m, row, step, n_rows, x, out);
+  else dot_rows_of<false, kFew, T>(m, row, step, n_rows, x, out);
 }
 
 // out[r][t] = dot of row `row` + r step with input row t, for up to four rows and n_tokens in 1..8.

@@ -13,7 +13,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.kernels.compile import FLAGS_VARIABLE, has
@@ -51,16 +53,6 @@ class AttentionStruct(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("eps", ctypes.c_float),
         ("neighbours", ctypes.c_int32),
-    )
-
-
-class _Chunk(ctypes.Structure):
-    """`struct Chunk` of layer.h."""
-
-    _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("head_stride", "position", "first_row", "n_tokens")),
     )
 
 
@@ -102,6 +94,29 @@ class RouterTable:
     kept: tuple[Tensor | None, ...]
     hidden: int
     top_k: int
+
+
+@dataclass(frozen=True)
+class ChunkTable:
+    """The new tokens of some sequences, whose rows follow one another, and where each layer has their keys and values:
+    `struct Chunk` of layer.h, which is six numbers."""
+
+    chunks_LSX: NDArray[np.int64]
+    n_tokens: int
+    n_kv_heads: int
+    dim: int
+    kept: tuple[object, ...]
+    """Owners of the memory that the table points into."""
+
+    @functools.cached_property
+    def address(self) -> int:
+        return self.chunks_LSX.ctypes.data
+
+    def of(self, table: AttentionTable, layer: int, n_tokens: int) -> tuple[int, int]:
+        """Address and number of a layer's."""
+        assert (self.n_kv_heads, self.dim) == (table.layer.n_kv_heads, table.layer.dim)
+        assert self.n_tokens == n_tokens
+        return self.address + layer * self.chunks_LSX.strides[0], self.chunks_LSX.shape[1]
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -251,21 +266,17 @@ def attention_table(
     return AttentionTable(layer, (*matrices, *vectors), q_QH.shape[1])
 
 
-CachedRows = tuple[Tensor, Tensor, int, int]
-"""Of a sequence its cached key_MSD and value_MSD, the position of its first new token, and how many it has."""
-
-
 def attend(
     x_TH: Tensor,
     table: AttentionTable,
     cos_TP: Tensor | None,
     sin_TP: Tensor | None,
-    sequences: Sequence[CachedRows],
+    chunks: ChunkTable,
+    layer: int,
 ) -> Tensor:
     """The attention block of the tokens of some sequences: writes their keys and values and returns its output.
 
-    sequences: their rows of x follow one another. cos, sin: None where the layer turns nothing. `serves(x, key, value)`
-    must hold.
+    layer: whose keys and values these are. cos, sin: None where it turns nothing. `serves(x)` must hold.
     """
     n_tokens, hidden = x_TH.shape
     assert hidden == table.hidden
@@ -275,7 +286,7 @@ def attend(
         x_TH.data_ptr(),
         n_tokens,
         *_turns(cos_TP, sin_TP, n_tokens),
-        *_chunks(table, sequences, n_tokens),
+        *chunks.of(table, layer, n_tokens),
         out_TH.data_ptr(),
         torch.get_num_threads(),
     )
@@ -302,7 +313,7 @@ def project(
     return query_TQ, key_TM, value_TM
 
 
-def attend_cached(query_TQ: Tensor, table: AttentionTable, sequences: Sequence[CachedRows]) -> Tensor:
+def attend_cached(query_TQ: Tensor, table: AttentionTable, chunks: ChunkTable, layer: int) -> Tensor:
     """The second half: the block's output, with keys and values of all these tokens in the caches."""
     n_tokens = len(query_TQ)
     assert serves(query_TQ)
@@ -312,7 +323,7 @@ def attend_cached(query_TQ: Tensor, table: AttentionTable, sequences: Sequence[C
         ctypes.byref(table.layer),
         query_TQ.data_ptr(),
         n_tokens,
-        *_chunks(table, sequences, n_tokens),
+        *chunks.of(table, layer, n_tokens),
         out_TH.data_ptr(),
         torch.get_num_threads(),
     )
@@ -325,19 +336,6 @@ def _turns(cos_TP: Tensor | None, sin_TP: Tensor | None, n_tokens: int) -> tuple
     assert cos_TP.shape == sin_TP.shape == (n_tokens, cos_TP.shape[1])
     assert serves(cos_TP, sin_TP)
     return cos_TP.data_ptr(), sin_TP.data_ptr(), cos_TP.shape[1]
-
-
-def _chunks(table: AttentionTable, sequences: Sequence[CachedRows], n_tokens: int) -> tuple[ctypes.Array[_Chunk], int]:
-    dim, n_kv_heads = table.layer.dim, table.layer.n_kv_heads
-    chunks, first_row = list[_Chunk](), 0
-    for key_MSD, value_MSD, position, n in sequences:
-        assert key_MSD.shape == value_MSD.shape == (n_kv_heads, key_MSD.shape[1], dim)
-        assert position + n <= key_MSD.shape[1]
-        assert n
-        chunks.append(_Chunk(key_MSD.data_ptr(), value_MSD.data_ptr(), key_MSD.stride(0), position, first_row, n))
-        first_row += n
-    assert first_row == n_tokens
-    return (_Chunk * len(chunks))(*chunks), len(chunks)
 
 
 def router_table(

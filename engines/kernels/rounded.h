@@ -255,19 +255,27 @@ inline void dot_int8_bytes(const Matrix& m, int64_t row, int64_t step, const flo
   const int8_t* rows[R];
   for (int r = 0; r < R; r++) rows[r] = (const int8_t*)m.values + (row + r * step) * m.columns;
   fN totals[R][T] = {};
-  for (int64_t first = 0; first < m.columns; first += kOfInt8, x += 3 * kLanes) {
+  const auto add = [&](int64_t first, const auto& weight_of) __attribute__((always_inline)) {
+    bN weights[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      ask_ahead(rows[r] + first, kOfInt8);
-      const bN weight = load_to_end<bN>(rows[r], first, m.columns);
+    for (int r = 0; r < R; r++) weights[r] = in_register(weight_of(rows[r]));
 #pragma GCC unroll 8
-      for (int t = 0; t < T; t++) {
-        const float* of = x + t * stride;
-        const wN parts = add_signed_products(load<wN>(of + kLanes), weight, load<bN>(of));
+    for (int t = 0; t < T; t++) {
+      const float* of = x + first / kOfInt8 * 3 * kLanes + t * stride;
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
+        const wN parts = add_signed_products(load<wN>(of + kLanes), weights[r], load<bN>(of));
         totals[r][t] += __builtin_convertvector(parts, fN) * load<fN>(of + 2 * kLanes);
       }
     }
+  };
+  int64_t first = 0;
+  for (; first + kOfInt8 <= m.columns; first += kOfInt8) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) ask_ahead(rows[r] + first, kOfInt8);
+    add(first, [&](const int8_t* from) { return load<bN>(from + first); });
   }
+  if (first < m.columns) add(first, [&](const int8_t* from) { return load_to_end<bN>(from, first, m.columns); });
   sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
   for (int i = 0; i < R * T; i++) out[i] *= ((const float*)m.scales)[row + i / T * step];
 }
@@ -327,26 +335,38 @@ inline void dot_int4_bytes(const Matrix& m, int64_t row, int64_t step, const flo
   const NibbleScales lanes = {m.group_bits, m.columns};
   const NibbleRows<R, float> rows(m, row, step);
   fN totals[R][T] = {};
-  for (int64_t first = 0; first < m.columns; first += kOfInt4, x += 4 * kLanes) {
+  const auto add = [&](int64_t first, const auto& words_of) __attribute__((always_inline)) {
+    ubN low[R], high[R];
+    fN scales[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-      rows.ask(r, first);
-      const ubN arranged = arrange_nibbles(load_to_end<ubN>(rows.words[r], first / 2, row_bytes));
-      const ubN low = low_levels(arranged), high = high_levels(arranged);
-      const fN scale = lanes.at(rows.scales[r], first);
+      const ubN arranged = arrange_nibbles(words_of(rows.words[r]));
+      low[r] = in_register(low_levels(arranged)), high[r] = in_register(high_levels(arranged));
+      scales[r] = in_register(lanes.at(rows.scales[r], first));
+    }
 #pragma GCC unroll 8
-      for (int t = 0; t < T; t++) {
-        const float* of = x + t * stride;
+    for (int t = 0; t < T; t++) {
+      const float* of = x + first / kOfInt4 * 4 * kLanes + t * stride;
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
         wN parts = load<wN>(of + 2 * kLanes);
 #if defined(JOULEBENCH_AVX2) && !defined(JOULEBENCH_VNNI)
-        const wN pairs = add_word_pairs(wN{}, (wN)low, load<wN>(of));
-        parts = with_pairs(parts, add_word_pairs(pairs, (wN)high, load<wN>(of + kLanes)));
+        const wN pairs = add_word_pairs(wN{}, (wN)low[r], load<wN>(of));
+        parts = with_pairs(parts, add_word_pairs(pairs, (wN)high[r], load<wN>(of + kLanes)));
 #else
-        parts = add_products(add_products(parts, low, load<bN>(of)), high, load<bN>(of + kLanes));
+        parts = add_products(add_products(parts, low[r], load<bN>(of)), high[r], load<bN>(of + kLanes));
 #endif
-        totals[r][t] += __builtin_convertvector(parts, fN) * (load<fN>(of + 3 * kLanes) * scale);
+        totals[r][t] += __builtin_convertvector(parts, fN) * (load<fN>(of + 3 * kLanes) * scales[r]);
       }
     }
+  };
+  int64_t first = 0;
+  for (; first + kOfInt4 <= m.columns; first += kOfInt4) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) rows.ask(r, first);
+    add(first, [&](const uint32_t* words) { return load<ubN>(words + first / 8); });
   }
+  if (first < m.columns)
+    add(first, [&](const uint32_t* words) { return load_to_end<ubN>(words, first / 2, row_bytes); });
   sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
 }

@@ -52,6 +52,16 @@ inline V load(const void* from) {
   return value;
 }
 
+// The value, to be read from memory once however often it is used: GCC 12 takes whatever it loads from memory again at
+// each use, so that four rows of weights and four of inputs were 32 reads and not 8.
+template <class V>
+__attribute__((always_inline)) inline V in_register(V value) {
+#ifdef JOULEBENCH_AVX512
+  asm("" : "+v"(value));
+#endif
+  return value;
+}
+
 #ifdef JOULEBENCH_NEON
 inline f8 both(float32x4_t low, float32x4_t high) {
   return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);

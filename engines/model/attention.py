@@ -74,12 +74,11 @@ def attend(
     """
     if table is not None and native.serves(x_TH):
         cos_TP, sin_TP = (step.cos_TP, step.sin_TP) if config.attention.rope_layers[layer] else (None, None)
-        sequences = [(c.cache.keys[layer], c.cache.values[layer], c.position, c.n_tokens) for c in step.chunks]
         if step.shared is None:
-            return native.attend(x_TH, table, cos_TP, sin_TP, sequences)
+            return native.attend(x_TH, table, cos_TP, sin_TP, step.chunk_table, layer)
         query_TQ, key_TM, value_TM = native.project(x_TH, table, cos_TP, sin_TP)
         _cache(step, layer, *_shared_by_head(step.shared, key_TM, value_TM, config.head_dim))
-        return native.attend_cached(query_TQ, table, sequences)
+        return native.attend_cached(query_TQ, table, step.chunk_table, layer)
     if isinstance(weights, LatentWeights):
         latent = config.attention.latent
         assert latent is not None  # latent weights are read only where the config is latent

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.kernels.decoder import CacheTable, cache_table
+from engines.kernels.decoder import CacheTable, cache_table, chunk_table
+from engines.kernels.native import ChunkTable
 from engines.model.architecture import ModelConfig, Span
 from engines.model.rope import Turns
 
@@ -152,3 +154,8 @@ class Step:
     def cached(self) -> Sequence[Chunk]:
         """Whose keys and values are kept."""
         return self.chunks if self.shared is None else self.shared.chunks
+
+    @cached_property
+    def chunk_table(self) -> ChunkTable:
+        """As the kernels read them, in all layers."""
+        return chunk_table([(chunk.cache.table, chunk.position, chunk.n_tokens) for chunk in self.chunks])
