@@ -21,6 +21,7 @@ from engines.kernels import native
 from engines.model.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.experts import ExpertWeights, GatedWeights, sliced
+from engines.model.large_pages import LargePages
 from engines.model.made_experts import MadeExperts
 from engines.model.mxfp4 import BLOCK, PackedBlocks, unpack_mxfp4
 from engines.model.norms import NormWeights
@@ -33,6 +34,8 @@ from engines.model.quantised import (
     Matrix,
     Quantisation,
     QuantisedMatrix,
+    Room,
+    anywhere,
     check_width,
     mxfp4_from_blocks,
     store,
@@ -109,6 +112,7 @@ class _Builder:
         self._names: TensorNames = config.names
         self._read = read
         self._held_experts = held
+        self._room = LargePages()
         self._plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
         self._arithmetic = quantise.arithmetic
         why_not = native.why_not_bf16() if quantise.arithmetic == "bf16" else None
@@ -141,7 +145,7 @@ class _Builder:
         else:
             is_plain = self._head_form == self._plain
             head_LH = self._held(embedding_name, embedding_LH if is_plain else embedding, self._head_form)
-        return ModelWeights(
+        weights = ModelWeights(
             embedding_LH=embedding_LH,
             norm=norm,
             head_LH=head_LH,
@@ -149,14 +153,18 @@ class _Builder:
             head_is_copy=config.tie_embeddings and _values(head_LH).data_ptr() != embedding_LH.data_ptr(),
             layers=tuple(self._layer(f"{root}model.layers.{n}.", n) for n in range(config.n_layers)),
         )
+        self._room.close()
+        return weights
 
     # --- single tensors ----------------------------------------------------------------------------------------------
 
     def _matrix(self, name: str, form: Form, *shape: int) -> Matrix:
         return self._held(name, self._read(name, shape), form)
 
-    def _projection(self, name: str, form: Form | None, *shape: int, part: Part = ()) -> Matrix:
-        return self._held(name, self._projected(name, *shape, part=part), form)
+    def _projection(
+        self, name: str, form: Form | None, *shape: int, part: Part = (), room: Room | None = None
+    ) -> Matrix:
+        return self._held(name, self._projected(name, *shape, part=part), form, room=room)
 
     def _projected(self, name: str, *shape: int, part: Part = ()) -> Tensor:
         """A projection inside a layer: these, and only these, may be stored in FP8 with a scale for each block."""
@@ -172,10 +180,16 @@ class _Builder:
         return weight.float() * scale[part]
 
     def _held(
-        self, name: str, weight: Tensor | PackedBlocks, form: Form | None, arithmetic: Arithmetic | None = None
+        self,
+        name: str,
+        weight: Tensor | PackedBlocks,
+        form: Form | None,
+        arithmetic: Arithmetic | None = None,
+        room: Room | None = None,
     ) -> Matrix:
         """A matrix, or the part of one that is called `name`, as it stays in memory. Row-major, as kernels want it.
-        form: None for the file's. arithmetic: None for the one that was asked for."""
+        form: None for the file's. arithmetic: None for the one that was asked for. room: None for what stays."""
+        room = room or self._room
         if form is None:
             assert isinstance(weight, Tensor)  # packed ones are made into another form
             return weight
@@ -185,14 +199,16 @@ class _Builder:
                 if weight.blocks.is_meta:
                     return torch.empty(weight.shape, device="meta")
                 if form == "mxfp4":
-                    return mxfp4_from_blocks(weight)
+                    return mxfp4_from_blocks(weight, room)
                 weight = unpack_mxfp4(weight.blocks, weight.scales)
             if weight.is_meta:
                 return weight
-            held = store(weight, form, arithmetic or self._arithmetic)
+            held = store(weight, form, arithmetic or self._arithmetic, room)
         except EngineError as error:
             raise EngineError(f"tensor {name!r}: {error}") from error
-        return held.contiguous() if isinstance(held, Tensor) else held
+        if not isinstance(held, Tensor) or held.is_contiguous():
+            return held
+        return room(held.shape, held.dtype).copy_(held)
 
     def _held_plain(self, name: str, weight: Tensor) -> Tensor:
         """For what is never quantised."""
@@ -333,19 +349,20 @@ class _Builder:
     def _experts(self, prefix: str, moe: MoeConfig, layer: int) -> ExpertWeights:
         read = self._single_experts if self._names.stacked_experts is None else self._stacked_experts
         if self._held_experts is None:
-            every = read(prefix, moe, range(moe.n_experts), None)
+            every = read(prefix, moe, range(moe.n_experts), None, self._room if self._made is None else anywhere)
             held = tuple(every) if self._made is None else self._made.kept(every)
             return ExpertWeights(held, moe.unit, moe.weights_input)
         experts, width = self._held_experts(layer)
         is_cut_late = width is not None and (moe.mxfp4 or self._experts_form not in PLAIN_DTYPES)
-        own = read(prefix, moe, experts, None if is_cut_late else width)
+        # Memory that experts share would not end with what is cut off.
+        own = read(prefix, moe, experts, None if is_cut_late else width, anywhere if is_cut_late else self._room)
         if is_cut_late:
             # Groups of narrowed values lie across columns: what stands between two cuts is that of the whole expert.
             own = (sliced(one, CallKind(width=width)) for one in own)
         return ExpertWeights(tuple(own), moe.unit, moe.weights_input)
 
     def _single_experts(
-        self, prefix: str, moe: MoeConfig, experts: Sequence[int], width: Width | None
+        self, prefix: str, moe: MoeConfig, experts: Sequence[int], width: Width | None, room: Room
     ) -> Iterator[GatedWeights]:
         hidden, inner, form = self._config.hidden, moe.expert_width, self._experts_form
         gate, up, down = self._names.experts
@@ -353,13 +370,13 @@ class _Builder:
         rows, across = ((), ()) if width is None else ((columns,), (slice(None), columns))
         for expert in experts:
             yield GatedWeights(
-                self._projection(f"{prefix}{expert}.{gate}.weight", form, inner, hidden, part=rows),
-                self._projection(f"{prefix}{expert}.{up}.weight", form, inner, hidden, part=rows),
-                self._projection(f"{prefix}{expert}.{down}.weight", form, hidden, inner, part=across),
+                self._projection(f"{prefix}{expert}.{gate}.weight", form, inner, hidden, part=rows, room=room),
+                self._projection(f"{prefix}{expert}.{up}.weight", form, inner, hidden, part=rows, room=room),
+                self._projection(f"{prefix}{expert}.{down}.weight", form, hidden, inner, part=across, room=room),
             )
 
     def _stacked_experts(
-        self, prefix: str, moe: MoeConfig, experts: Sequence[int], width: Width | None
+        self, prefix: str, moe: MoeConfig, experts: Sequence[int], width: Width | None, room: Room
     ) -> Iterator[GatedWeights]:
         hidden, inner, n_experts = self._config.hidden, moe.expert_width, moe.n_experts
         gate_up_name, down_name, form = prefix + "gate_up_proj", prefix + "down_proj", self._experts_form
@@ -378,9 +395,9 @@ class _Builder:
                 bias_J = gate_up_bias_EJ[expert]
                 gate_bias_I, up_bias_I = bias_J[gate_rows].contiguous(), bias_J[up_rows].contiguous()
             yield GatedWeights(
-                self._held(gate_up_name, gate_up(expert, gate_rows), form),
-                self._held(gate_up_name, gate_up(expert, up_rows), form),
-                self._held(down_name, down(expert, slice(None), columns), form),
+                self._held(gate_up_name, gate_up(expert, gate_rows), form, room=room),
+                self._held(gate_up_name, gate_up(expert, up_rows), form, room=room),
+                self._held(down_name, down(expert, slice(None), columns), form, room=room),
                 gate_bias_I,
                 up_bias_I,
                 None if down_bias_EH is None or not is_first else down_bias_EH[expert],

@@ -8,7 +8,7 @@ Legend: N rows (outputs), K columns (inputs), G groups of a row, B blocks of 64 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -157,6 +157,14 @@ class QuantisedMatrix:
 Matrix = Tensor | QuantisedMatrix
 """A matrix as it is stored: `to` gives the one it stands for."""
 
+Room = Callable[[Sequence[int], torch.dtype], Tensor]
+"""A tensor of this shape and type, to be written."""
+
+
+def anywhere(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Room where the allocator has some."""
+    return torch.empty(tuple(shape), dtype=dtype)
+
 
 def rounded(x: Tensor, arithmetic: Arithmetic) -> Tensor:
     """[..., K] as this arithmetic takes it."""
@@ -178,10 +186,10 @@ def rounded_to_int8(x: Tensor) -> Tensor:
     return ((blocks * inverse).round_() * scale).flatten(-2)[..., : x.shape[-1]]
 
 
-def store(weight: Tensor, form: Form, arithmetic: Arithmetic = "fp32") -> Matrix:
+def store(weight: Tensor, form: Form, arithmetic: Arithmetic = "fp32", room: Room = anywhere) -> Matrix:
     """[..., N, K] in this form. Nothing is copied where a plain form is the one that the weight has. arithmetic: of
-    products with it, where the form is one of `ROUNDED_FORMS`; of others fp32."""
-    stored = _stored(weight, form)
+    products with it, where the form is one of `ROUNDED_FORMS`; of others fp32. room: for what is made."""
+    stored = _stored(weight, form, room)
     if form not in ROUNDED_FORMS.get(arithmetic, ()):
         return stored
     if isinstance(stored, Tensor):
@@ -189,17 +197,17 @@ def store(weight: Tensor, form: Form, arithmetic: Arithmetic = "fp32") -> Matrix
     return replace(stored, arithmetic=arithmetic)
 
 
-def _stored(weight: Tensor, form: Form) -> Matrix:
+def _stored(weight: Tensor, form: Form, room: Room) -> Matrix:
     if form in PLAIN_DTYPES:
-        return _narrowed(weight, PLAIN_DTYPES[form])
+        return _narrowed(weight, PLAIN_DTYPES[form], room)
     if form == "int8":
-        return quantise_int8(weight)
+        return quantise_int8(weight, room)
     if form == "fp8":
-        return quantise_fp8(weight)
+        return quantise_fp8(weight, room)
     if form == "mxfp4":
-        return quantise_mxfp4(weight)
+        return quantise_mxfp4(weight, room)
     groups: dict[str, Int4Group] = {"int4-g32": 32, "int4-g64": 64, "int4-g128": 128}
-    return quantise_int4(weight, groups[form])
+    return quantise_int4(weight, groups[form], room)
 
 
 def check_width(n_columns: int, form: str) -> None:
@@ -211,9 +219,11 @@ def check_width(n_columns: int, form: str) -> None:
         )
 
 
-def _narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    narrow = weight.to(dtype)
-    if dtype is torch.float16 and weight.dtype is not torch.float16:
+def _narrowed(weight: Tensor, dtype: torch.dtype, room: Room) -> Tensor:
+    if weight.dtype is dtype:
+        return weight
+    narrow = room(weight.shape, dtype).copy_(weight)
+    if dtype is torch.float16:
         low, high = weight.aminmax()
         largest = max(-float(low), float(high))
         if largest > torch.finfo(torch.float16).max:
@@ -221,17 +231,17 @@ def _narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return narrow
 
 
-def quantise_int8(weight: Tensor) -> QuantisedMatrix:
+def quantise_int8(weight: Tensor, room: Room = anywhere) -> QuantisedMatrix:
     """Symmetric: the largest magnitude of a row becomes 127."""
 
     def rows(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
         scale_N = _row_scales(weight_NK, 127)
         return (weight_NK / scale_N[:, None]).round_().to(torch.int8), scale_N
 
-    return QuantisedMatrix(*_by_rows(weight, rows), "int8")
+    return QuantisedMatrix(*_by_rows(weight, rows, room), "int8")
 
 
-def quantise_fp8(weight: Tensor) -> QuantisedMatrix:
+def quantise_fp8(weight: Tensor, room: Room = anywhere) -> QuantisedMatrix:
     """e4m3 (no infinities), round to nearest even: the largest magnitude of a row becomes 448, the format's own."""
 
     def rows(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,11 +250,11 @@ def quantise_fp8(weight: Tensor) -> QuantisedMatrix:
         scaled_NK = (weight_NK / scale_N[:, None]).clamp_(-FP8_MAX, FP8_MAX)
         return scaled_NK.to(torch.float8_e4m3fn).view(torch.uint8), scale_N
 
-    values, scales = _by_rows(weight, rows)
+    values, scales = _by_rows(weight, rows, room)
     return QuantisedMatrix(values.view(torch.float8_e4m3fn), scales, "fp8")
 
 
-def quantise_int4(weight: Tensor, group: Int4Group) -> QuantisedMatrix:
+def quantise_int4(weight: Tensor, group: Int4Group, room: Room = anywhere) -> QuantisedMatrix:
     """-8..7 times a scale whose sign puts the value of largest magnitude on -8, so that no level is lost."""
     check_width(weight.shape[-1], f"int4-g{group}")
 
@@ -256,10 +266,10 @@ def quantise_int4(weight: Tensor, group: Int4Group) -> QuantisedMatrix:
         levels = (grouped / scale_NG[..., None]).round_().clamp_(-8, 7)
         return pack_int4(levels.flatten(-2).to(torch.int8)), scale_NG
 
-    return QuantisedMatrix(*_by_rows(weight, rows), "int4", group)
+    return QuantisedMatrix(*_by_rows(weight, rows, room), "int4", group)
 
 
-def quantise_mxfp4(weight: Tensor) -> QuantisedMatrix:
+def quantise_mxfp4(weight: Tensor, room: Room = anywhere) -> QuantisedMatrix:
     """By the rules of the format: `mxfp4.encode`."""
     check_width(weight.shape[-1], "mxfp4")
 
@@ -267,13 +277,15 @@ def quantise_mxfp4(weight: Tensor) -> QuantisedMatrix:
         code_NK, scale_NG = mxfp4.encode(weight_NK)
         return pack_nibbles(code_NK), scale_NG
 
-    return QuantisedMatrix(*_by_rows(weight, rows), "mxfp4", mxfp4.BLOCK)
+    return QuantisedMatrix(*_by_rows(weight, rows, room), "mxfp4", mxfp4.BLOCK)
 
 
-def mxfp4_from_blocks(packed: mxfp4.PackedBlocks) -> QuantisedMatrix:
+def mxfp4_from_blocks(packed: mxfp4.PackedBlocks, room: Room = anywhere) -> QuantisedMatrix:
     """The matrices that a file holds in blocks of bytes: the same values, laid out for the kernels."""
     check_width(packed.shape[-1], "mxfp4")
-    return QuantisedMatrix(pack_nibbles(mxfp4.codes(packed.blocks)), packed.scales.clone(), "mxfp4", mxfp4.BLOCK)
+    made = pack_nibbles(mxfp4.codes(packed.blocks)), packed.scales
+    values, scales = (room(part.shape, part.dtype).copy_(part) for part in made)
+    return QuantisedMatrix(values, scales, "mxfp4", mxfp4.BLOCK)
 
 
 def _row_scales(weight_NK: Tensor, highest: float) -> Tensor:
@@ -283,12 +295,17 @@ def _row_scales(weight_NK: Tensor, highest: float) -> Tensor:
     return torch.where(scale_N > 0, scale_N, torch.ones_like(scale_N))
 
 
-def _by_rows(weight: Tensor, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _by_rows(weight: Tensor, rows: Callable[[Tensor], tuple[Tensor, Tensor]], room: Room) -> tuple[Tensor, Tensor]:
     """Values and scales of [..., N, K], quantised a few rows at a time: the whole is never held as fp32."""
+    flat = weight.flatten(0, -2)
     n_rows = max(1, PIECE // weight.shape[-1])
-    pieces = torch.split(weight.flatten(0, -2), n_rows)
-    parts = [rows(piece_NK.float().contiguous()) for piece_NK in pieces]
-    values, scales = (torch.cat(part) for part in zip(*parts, strict=True))
+    wholes: list[Tensor] = []
+    for begin in range(0, len(flat), n_rows):
+        parts = rows(flat[begin : begin + n_rows].float().contiguous())
+        wholes = wholes or [room((len(flat), *part.shape[1:]), part.dtype) for part in parts]
+        for whole, part in zip(wholes, parts, strict=True):
+            whole[begin : begin + len(part)] = part
+    values, scales = wholes
     stack = weight.shape[:-1]
     return values.view(*stack, -1), scales.view(*stack, *scales.shape[1:])
 
