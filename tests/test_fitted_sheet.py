@@ -23,7 +23,7 @@ from engines.base import PhaseListener
 from engines.curves.host import QUICK, THIN, WHOLE, FittedUnit, Grid, MadeModel, made_model
 from engines.curves.machine import FittedMachine, points_text, residual_rows, sheet_of_units
 from engines.curves.pieces import CALLS, Bench, tiled
-from engines.curves.prices import Known, Residual, add_engine_prices, kernel_prices, link_prices
+from engines.curves.prices import EXPERTS_FEW, FEW, Known, Residual, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Piece, Point
 from engines.curves.steps import EngineRun, fetching_layers, priced, request_of
 from engines.made_models import MadeSizes
@@ -35,18 +35,20 @@ SIZES = (
     MadeSizes(48, 64, 4, 2, 1, 2, 2, head_dim=16, vocabulary=2048),
     MadeSizes(64, 32, 8, 4, 3, 4, 1, head_dim=8, vocabulary=2048),
 )
-TILE = 8
+TILE, QUERY_TILE = 8, 16
 PRICES = {
     "norm.moved_bytes": 1e-10,
     "residual.moved_bytes": 2e-10,
     "router.flops": 3e-11,
     "expert_ffn.weight_bytes": 4e-11,
     "expert_ffn.flops": 5e-12,
+    "expert_ffn.moved_bytes": 2e-10,
     "expert_ffn.few.weight_bytes": 6e-11,
     "expert_ffn.few.flops": 7e-12,
     "rows.moved_bytes": 8e-10,
     "attention.weight_bytes": 9e-11,
     "attention.flops": 1e-11,
+    "attention.moved_bytes": 6e-10,
     "attention.few.weight_bytes": 2e-11,
     "scores.moved_bytes": 3e-10,
     "scores.flops": 4e-12,
@@ -55,12 +57,16 @@ PRICES = {
     "lm_head.flops": 7e-12,
     CALLS: 1e-6,
 }
-LINK = {"copy.launches": 1e-4, "copy.moved_bytes": 1e-10}
+LINK = {"copy.launches": 1e-4, "copy.moved_bytes": 1e-10, CALLS: 3e-4}
 
 
 def made_s(amounts: Mapping[str, float], prices: Mapping[str, float]) -> float:
-    """By the prices; the experts' FLOP are those of rows that fill tiles."""
-    named = {"expert_ffn.flops": amounts.get(tiled(TILE), 0.0)}
+    """By the prices; experts and scores are those of rows and queries that fill tiles."""
+    named = {
+        "expert_ffn.flops": amounts.get(tiled(TILE), 0.0),
+        "expert_ffn.moved_bytes": amounts.get(tiled(TILE, "expert_ffn.moved_bytes"), 0.0),
+        "scores.flops": amounts.get(tiled(QUERY_TILE, "scores.flops"), 0.0),
+    }
     return sum(price * named.get(name, amounts.get(name, 0.0)) for name, price in prices.items())
 
 
@@ -75,7 +81,7 @@ def points(models: list[MadeModel]) -> list[Point]:
     pieces = [
         piece
         for one in models
-        for work in Bench(one.name, one.model, one.shape).pieces((16, 40, 96), (0, 24, 200), (1, 2, 4))
+        for work in Bench(one.name, one.model, one.shape).pieces((16, 40, 96), (0, 24, 200), (1, 2, 4), (128,))
         for piece in work.pieces
     ]
     return [Point(piece, made_s(piece.amounts, PRICES), 3, True) for piece in pieces]
@@ -84,7 +90,7 @@ def points(models: list[MadeModel]) -> list[Point]:
 def copied() -> Iterator[Point]:
     for n in (1.0, 4.0):
         for n_bytes in (1e5, 3e6):
-            amounts = {"copy.launches": n, "copy.moved_bytes": n * n_bytes}
+            amounts = {"copy.launches": n, "copy.moved_bytes": n * n_bytes, CALLS: 1.0}
             yield Point(Piece("copy", f"{n} of {n_bytes}", amounts), made_s(amounts, LINK), 3, True)
 
 
@@ -100,7 +106,7 @@ def fitted(points: list[Point]) -> FittedMachine:
 
 def test_every_price_comes_back(points: list[Point]) -> None:
     found = kernel_prices(points)
-    assert found.tile == TILE
+    assert {kernel: tile.size for kernel, tile in found.tiles.items()} == {"expert_ffn": TILE, "scores": QUERY_TILE}
     assert found.constants == pytest.approx({n: v for n, v in PRICES.items() if n != CALLS}, rel=1e-4)
     assert max(abs(one.miss) for one in found.residuals) < 1e-6
 
@@ -112,6 +118,7 @@ def test_all_curves_that_cannot_be_fitted_are_told_at_once(points: list[Point]) 
 
 
 def test_copies_give_a_link(fitted: FittedMachine) -> None:
+    """What a call takes, however many it asks for, is in none of the link's figures."""
     link = fitted.sheet.links["file"]
     assert link.latency_s is not None
     assert (link.latency_s.value, link.bytes_per_s.value) == pytest.approx((1e-4, 1e10), rel=1e-4)
@@ -120,7 +127,8 @@ def test_copies_give_a_link(fitted: FittedMachine) -> None:
 def test_copies_that_take_as_long_whatever_their_size_have_a_rate_that_misses_them() -> None:
     """1 ms for a copy of 0.1 and of 3 MB: no rate is near both, and the residual says so."""
     points = [one._replace(seconds=1e-3 * one.piece.amounts["copy.launches"]) for one in copied()]
-    link = link_prices(residuals := [], points)
+    residuals: list[Residual] = []
+    link = link_prices(residuals, points)
     assert "latency_s" not in link
     assert max(abs(one.miss) for one in residuals) > 0.5
 
@@ -169,29 +177,34 @@ def test_a_sheet_of_the_toy_machine_is_read_as_it_was() -> None:
 
 def test_a_whole_request_is_priced_by_the_written_sheet(fitted: FittedMachine, models: list[MadeModel]) -> None:
     """The engine's own time, fitted on whole requests that were made of known seconds a step and a layer, comes back;
-    and with it the sheet gives the time of another request."""
+    and with it the sheet gives the time of another request. Few rows take 0.6 of their line within a token, and all of
+    it where experts of a prompt have few: one of its chunks has as few tokens."""
     own = {"step.launches": 1e-3, "layer.launches": 2e-4, "decode_step.launches": 5e-4, "decode_layer.launches": 3e-5}
     prices = kernel_prices([p for p in fitted.measured["cpu"].points if p.piece.curve != "copy"])
 
-    def with_few(factor: float) -> Sheet:
-        unit = FittedUnit(4.0, prices.with_few(factor), None, fitted.measured["cpu"])
+    def with_few(factor: float, lines: str = FEW) -> Sheet:
+        unit = FittedUnit(4.0, prices.with_few(factor, lines), None, fitted.measured["cpu"])
         return sheet_of_units("few", "fp32", 1, {"cpu": unit})
 
-    alone, twice, within = with_few(1), with_few(2), with_few(0.6)
+    alone, twice, experts, within = with_few(1), with_few(2), with_few(2, EXPERTS_FEW), with_few(0.6)
     runs, points, known = [], list[Point](), list[Known]()
     for one in models:
-        for n_prompt, chunk in ((40, 16), (64, 64), (96, 48)):
+        for n_prompt, chunk in ((41, 40), (64, 64), (96, 48)):
             engine = one.engine(chunk, 1)
             run = EngineRun(one.name, engine, one.shape, request_of(n_prompt, 3, 2048), chunk)
-            of_sheets = [priced(engine, sheet, one.shape, "cpu", run.request) for sheet in (alone, twice, within)]
-            for piece, once_s, twice_s, true_s in zip(run.pieces, *of_sheets, strict=True):
-                known.append(Known(once_s, twice_s - once_s))
-                points.append(Point(piece, true_s + made_s(piece.amounts, own), 3, True))
+            sheets = alone, twice, experts, within
+            of_sheets = [priced(engine, sheet, one.shape, "cpu", run.request) for sheet in sheets]
+            for piece, once_s, twice_s, experts_s, within_s in zip(run.pieces, *of_sheets, strict=True):
+                known.append(Known(once_s, twice_s - once_s, experts_s - once_s))
+                in_calls_s = 0.4 * known[-1].experts_few_s if piece.curve == "prefill" else 0.0
+                points.append(Point(piece, within_s + in_calls_s + made_s(piece.amounts, own), 3, True))
             runs.append((one, engine, run))
     few_alone = prices.constants["expert_ffn.few.weight_bytes"]
     add_engine_prices(prices, points, known)
     assert {name: prices.constants[name] for name in own} == pytest.approx(own, rel=1e-3)
     assert prices.constants["expert_ffn.few.weight_bytes"] == pytest.approx(0.6 * few_alone, rel=1e-3)
+    assert prices.constants["prompt_few_rows.weight_bytes"] == pytest.approx(0.4 * few_alone, rel=1e-3)
+    assert any(known_s.experts_few_s > 0 for known_s in known[::2])
     unit = FittedUnit(4.0, prices, None, fitted.measured["cpu"])
     whole = sheet_of_units("whole", "fp32", 1, {"cpu": unit})
     for (one, engine, run), prefill, decode in zip(runs, points[::2], points[1::2], strict=True):
@@ -203,7 +216,8 @@ def test_residuals_of_the_csv_follow_from_the_sheet(fitted: FittedMachine) -> No
     """Recomputed from the two files alone: prices of the TOML times amounts of the CSV, and what is beside."""
     kernels = tomllib.loads(fitted.text)["units"]["cpu"]["kernels"]
     link = tomllib.loads(fitted.text)["links"]["file"]
-    tile = int(tomllib.loads(fitted.text)["units"]["cpu"]["row_tile"]["value"])
+    cpu = tomllib.loads(fitted.text)["units"]["cpu"]
+    tiles = {"expert_ffn": int(cpu["row_tile"]["value"]), "scores": int(cpu["query_tile"]["value"])}
     rows = list(csv.DictReader(io.StringIO(points_text(fitted))))
     assert len(rows) == len(fitted.measured["cpu"].points)
     terms = {"weight_bytes": "s_per_weight_byte", "moved_bytes": "s_per_moved_byte", "flops": "s_per_flop"}
@@ -216,10 +230,11 @@ def test_residuals_of_the_csv_follow_from_the_sheet(fitted: FittedMachine) -> No
             few = kernel.endswith(".few")
             own = kernels["scatter" if kernel == "rows" else kernel.removesuffix(".few")]
             line = own.get("few_rows", {}) if few else own
-            name = f"expert_ffn.flops by {tile}" if name == "expert_ffn.flops" else name
+            is_tiled = kernel in tiles and (what == "flops" or (kernel == "expert_ffn" and what == "moved_bytes"))
+            name = f"{name} by {tiles[kernel]}" if is_tiled else name
             expected += line.get(terms[what], {"value": 0.0})["value"] * float(row[name])
         if row["curve"] == "copy":
-            expected = link["latency_s"]["value"] * float(row["copy.launches"])
+            expected += link["latency_s"]["value"] * float(row["copy.launches"])
             expected += float(row["copy.moved_bytes"]) / link["bytes_per_s"]["value"]
         assert float(row["predicted_s"]) == pytest.approx(expected, rel=1e-4)
         assert float(row["residual"]) == pytest.approx(float(row["predicted_s"]) / float(row["measured_s"]) - 1)
@@ -233,7 +248,7 @@ def test_the_terminal_tells_each_curve(fitted: FittedMachine) -> None:
 
 def test_pieces_compute_what_they_say(models: list[MadeModel]) -> None:
     """Each runs, and takes time."""
-    works = list(Bench("m", models[0].model, models[0].shape).pieces((16,), (8,), (1,)))
+    works = list(Bench("m", models[0].model, models[0].shape).pieces((16,), (8,), (1,), (24,)))
     torch.set_num_threads(1)
     assert all(work.seconds()[0] > 0 for work in works)
 
@@ -247,7 +262,7 @@ def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
     """Four rows for each of two experts in each layer: three matrices of 32 x 16, two FLOP a value and row."""
     work = next(
         w.pieces[0]
-        for w in Bench("m", models[0].model, models[0].shape).pieces((96,), (8,), (4,))
+        for w in Bench("m", models[0].model, models[0].shape).pieces((96,), (8,), (4,), ())
         if w.pieces[0].curve == "few rows"
     )
     values = 3 * 32 * 16

@@ -50,6 +50,17 @@ def plan_of(kind: CallKind, transfers: Transfers | None = None, experts: tuple[i
     return plan if transfers is None else DispatchPlan(n, plan.token_R, plan.weight_R, calls, n, 0, transfers)
 
 
+def plan_of_rows(*rows: int) -> DispatchPlan:
+    """A call of each expert, with so many rows."""
+    import torch
+
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    calls = Calls.of(
+        ExpertCall((e,), (n,), (n,), first, CallKind()) for e, (n, first) in enumerate(zip(rows, starts, strict=True))
+    )
+    return DispatchPlan(sum(rows), torch.arange(sum(rows)), torch.ones(sum(rows)), calls, sum(rows), 0)
+
+
 def test_few_rows_have_a_line_of_their_own() -> None:
     few = f", few_rows = {{ most_flops_per_weight_byte = 2, s_per_weight_byte = {figure(3.0)} }}"
     sheet = host(few=few)
@@ -103,6 +114,76 @@ def test_scores_that_are_priced_apart_leave_out_what_the_mask_hides() -> None:
     assert [one.moved_bytes for one in scores] == [2 * 5 * 1 * 4 * 4] * 2
     assert [one.flops for one in projections] == [2 * 3 * 8 * 4 * 2 * 3] * 2
     assert operations(PricedStep(3, 5), [plan], SHAPE, "cpu", None)[1].flops == projections[0].flops + 4 * 8 * 15
+
+
+def test_queries_that_are_taken_together_meet_all_keys_that_the_last_of_them_sees() -> None:
+    """Of 5 queries behind 2 keys, tiles of 2 meet 4, 6 and 7 keys; the last has one query and takes as long."""
+    pairs = [sum(rows * min(2 + rows * (i + 1), 7) for i in range(-(-5 // rows))) for rows in (1, 2, 8)]
+    assert pairs == [3 + 4 + 5 + 6 + 7, 2 * (4 + 6 + 7), 8 * 7]
+    assert [PricedStep(5, 7).met_pairs(rows) for rows in (1, 2, 8)] == pairs
+    assert PricedStep(10, 7, n_sequences=2).met_pairs(2) == 2 * pairs[1]
+    assert PricedStep(1, 9, "decode").met_pairs(8) == 9
+    assert PricedStep(3, 9, "decode", 3).met_pairs(8) == 3 * 9
+
+
+def test_scores_take_queries_in_tiles_where_the_sheet_has_one() -> None:
+    """3 queries behind 2 keys, 2 at a time: 4 and 5 keys, twice each; without a tile 3, 4 and 5. What lies between
+    products is 8 values that are read and 8 that are given, 8 of queries, 8 of keys and values, and 8 mixed."""
+    scores = f"scores = {{ s_per_flop = {figure(1.0)} }}"
+    plan = plan_of(CallKind(), experts=(0, 1, 2))
+
+    def of(sheet: Sheet) -> list[Operation]:
+        return operations(PricedStep(3, 5), [plan], SHAPE, "cpu", None, Travels(sheet))[1:3]
+
+    each = host(kernels=scores)
+    unit = each.units["cpu"].model_copy(update={"query_tile": SheetFigure(value=2, kind="assumed", origin="test")})
+    projections, by_two = of(each.model_copy(update={"units": {"cpu": unit}}))
+    assert by_two.flops == 4 * 2 * 4 * 2 * (4 + 5)
+    assert of(each)[1].flops == 4 * 2 * 4 * (3 + 4 + 5)
+    assert projections.moved_bytes == 3 * 5 * 8 * 4
+    assert operation_seconds(each, projections) == projections.flops, "an older sheet has no price of these bytes"
+
+
+def test_rows_between_an_experts_products_are_told_where_the_sheet_prices_them() -> None:
+    """5 rows of 16 values of 4 bytes; tiles of 4 compute 8 rows. A line without such bytes, or of few rows, has
+    none."""
+    few = f", few_rows = {{ most_flops_per_weight_byte = 1, s_per_flop = {figure(1.0)} }}"
+    sheet = host(few=f", s_per_moved_byte = {figure(1e9)}{few}")
+    unit = sheet.units["cpu"].model_copy(update={"row_tile": SheetFigure(value=4, kind="assumed", origin="test")})
+    in_tiles = sheet.model_copy(update={"units": {"cpu": unit}})
+
+    def call(sheet: Sheet, rows: int) -> Operation:
+        found = operations(PricedStep(rows, rows), [plan_of_rows(rows)], SHAPE, "cpu", None, Travels(sheet))
+        return next(one for one in found if one.kernel == "expert_ffn")
+
+    assert call(sheet, 5).moved_bytes == 5 * 16 * 4
+    assert call(in_tiles, 5).moved_bytes == 8 * 16 * 4
+    assert operation_seconds(sheet, call(sheet, 5)) == call(sheet, 5).flops + 1e9 * 5 * 16 * 4
+    assert operation_seconds(sheet, call(sheet, 2)) == call(sheet, 2).flops
+    assert call(host(), 5).moved_bytes == 0
+    dense = replace(SHAPE, n_experts=0, top_k=0, dense_width=32)
+    (ffn, *_) = [
+        one
+        for one in operations(PricedStep(5, 5), [None], dense, "cpu", None, Travels(sheet))
+        if one.kernel == "expert_ffn"
+    ]
+    assert ffn.moved_bytes == 5 * 32 * 4
+
+
+def test_experts_with_few_rows_take_longer_in_a_prompt_than_within_a_token() -> None:
+    """5 s a weight byte and 1 s a FLOP of an expert with 2 rows; nothing of one with 3, nor of a decoded token's."""
+    few = f", few_rows = {{ most_flops_per_weight_byte = 1, s_per_weight_byte = {figure(3.0)} }}"
+    own = f"prompt_few_rows = {{ s_per_weight_byte = {figure(5.0)}, s_per_flop = {figure(1.0)} }}"
+    sheet = host(few=few, kernels=own)
+
+    def engine_s(step: PricedStep, *rows: int) -> float:
+        found = operations(step, [plan_of_rows(*rows)], SHAPE, "cpu", None, Travels(sheet))
+        return sum(operation_seconds(sheet, one) for one in found if one.name == "engine")
+
+    flops = 2 * 2 * 3 * 8 * 16
+    assert engine_s(PricedStep(5, 5), 2, 3) == 2 * (5 * WEIGHT_BYTES + flops)
+    assert engine_s(PricedStep(3, 3), 3) == 0
+    assert engine_s(PricedStep(2, 5, "decode"), 2) == 0
 
 
 def test_a_stand_in_computes_one_call_after_another() -> None:
@@ -200,16 +281,8 @@ def test_rows_fill_tiles_unless_those_of_a_layer_are_few_in_the_mean() -> None:
     sheet = sheet.model_copy(update={"units": {"cpu": unit}})
 
     def flops_of(*rows: int) -> list[float]:
-        import torch
-
-        starts = [sum(rows[:i]) for i in range(len(rows))]
-        calls = Calls.of(
-            ExpertCall((e,), (n,), (n,), first, CallKind())
-            for e, (n, first) in enumerate(zip(rows, starts, strict=True))
-        )
-        plan = DispatchPlan(sum(rows), torch.arange(sum(rows)), torch.ones(sum(rows)), calls, sum(rows), 0)
         step, shape = PricedStep(sum(rows), sum(rows)), ModelShape("toy", 1, 8, 2, 1, 4, 0, 4, 1, 16, 32, 4)
-        found = operations(step, [plan], shape, "cpu", None, Travels(sheet))
+        found = operations(step, [plan_of_rows(*rows)], shape, "cpu", None, Travels(sheet))
         return [one.flops / (2 * 3 * 8 * 16) for one in found if one.kernel == "expert_ffn"]
 
     assert flops_of(3, 9) == [8, 16]

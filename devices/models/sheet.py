@@ -78,6 +78,9 @@ class UnitSheet(Record):
     """On top of a launch whose unit the framework itself chose at run time (Core ML naive); None: not priced."""
     row_tile: RowTile | None = None
     """Rows of an expert that its arithmetic takes at once: fewer take as long. None: any number takes its own time."""
+    query_tile: RowTile | None = None
+    """Queries of a prompt that scores take at once: they are multiplied with all keys that the last of them sees. None:
+    each with its own. Of a sheet that prices `scores`."""
     relative_accuracy: SheetFigure | None = None
     """Energy residual of the fit, root mean square over the rows used. No error of its joules elsewhere."""
     kernels: dict[Kernel, KernelPrice] = Field(default_factory=dict)

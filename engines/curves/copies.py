@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engines.curves.pieces import Emptied
+from engines.curves.pieces import CALLS, Emptied
 from engines.curves.rounds import Called, Piece, Work
 from engines.expert_memory import expert_layers
 from engines.model.checkpoints import Checkpoint
@@ -36,7 +36,7 @@ def copies(name: str, checkpoint: Checkpoint) -> Iterator[Work]:
             for job in jobs:
                 job.wait()
 
-        amounts = {"copy.launches": float(n), "copy.moved_bytes": float(n * n_bytes)}
+        amounts = {"copy.launches": float(n), "copy.moved_bytes": float(n * n_bytes), CALLS: 1.0}
         yield Called(
             Piece("copy", f"{name}; {n} of {n_bytes} bytes", amounts), call, before=Emptied.of(torch.device("cpu"))
         )

@@ -16,10 +16,20 @@ from typing import Any, NamedTuple
 import torch
 
 from devices.base import Unit
+from devices.models.figures import Kernel
 from devices.models.sheet import Sheet
 from engines.curves.copies import copies
 from engines.curves.pieces import Bench
-from engines.curves.prices import Known, Residual, UnitPrices, add_engine_prices, kernel_prices, link_prices
+from engines.curves.prices import (
+    EXPERTS_FEW,
+    FEW,
+    Known,
+    Residual,
+    UnitPrices,
+    add_engine_prices,
+    kernel_prices,
+    link_prices,
+)
 from engines.curves.rounds import Measured, Point, Work, measured
 from engines.curves.steps import EngineRun, bytes_of_many_rows, fetching_layers, priced, request_of
 from engines.expert_memory import ExpertMemory
@@ -37,15 +47,20 @@ ACTIVATION_BYTES = 4
 
 
 class Grid(NamedTuple):
-    """What is measured. tokens, past, few: of `Bench.pieces`. prompts: of whole requests, with their chunks."""
+    """What is measured. tokens, past, few, many: of `Bench.pieces`. prompts: of whole requests, with their chunks."""
 
     sizes: tuple[MadeSizes, ...]
     tokens: tuple[int, ...]
     past: tuple[int, ...]
     few: tuple[int, ...]
+    many: tuple[int, ...]
     prompts: tuple[tuple[int, int], ...]
     n_new: int
     n_rounds: int
+
+    @property
+    def of_pieces(self) -> tuple[tuple[int, ...], ...]:
+        return self.tokens, self.past, self.few, self.many
 
 
 SIZES = (
@@ -58,6 +73,8 @@ SIZES = (
 """A token reads 70 to 110 MB of weights in 16 bits, twice as much in 32: more than the caches of a core's neighbourhood
 hold (32 MB are usual), for a model of real size does. A smaller model decodes from them, and faster than any price of
 memory."""
+TILE_FIELDS: Mapping[Kernel, str] = {"expert_ffn": "row_tile", "scores": "query_tile"}
+"""As a sheet calls them."""
 CALIBRATED = 3
 """Prompts of a chunk each, of which static shapes are made."""
 THIN = MadeSizes(128, 64, 8, 2, 24, 2, 1)
@@ -65,9 +82,9 @@ THIN = MadeSizes(128, 64, 8, 2, 24, 2, 1)
 experts and attention alone what a call from Python takes. The layers of the others read about as many bytes each, so
 that a call and the bytes that it reads grow alike."""
 WHOLE = Grid(
-    SIZES, (16, 32, 64, 128, 256, 1024), (0, 512, 1536), (1, 2, 4, 8), ((96, 32), (256, 128), (512, 512)), 9, 7
+    SIZES, (16, 32, 64, 128, 256, 1024), (0, 512, 1536), (1, 2, 4, 8), (512,), ((96, 32), (256, 128), (512, 512)), 9, 7
 )
-QUICK = Grid(SIZES[1:4], (16, 64, 128, 512), (0, 512), (1, 2, 4, 8), ((96, 32), (256, 256)), 6, 3)
+QUICK = Grid(SIZES[1:4], (16, 64, 128, 512), (0, 512), (1, 2, 4, 8), (512,), ((96, 32), (256, 256)), 6, 3)
 
 
 @dataclass(frozen=True)
@@ -155,7 +172,7 @@ def fit_unit(
         for one, own_sizes in zip(made, sizes, strict=True):
             is_thin = own_sizes is THIN
             bench = Bench(one.name, one.model, one.shape, find_backend(torch_device, None))
-            works += bench.calls(grid.tokens) if is_thin else bench.pieces(grid.tokens, grid.past, grid.few)
+            works += bench.calls(grid.tokens) if is_thin else bench.pieces(*grid.of_pieces)
             for n_prompt, chunk in grid.prompts:
                 request = request_of(n_prompt, grid.n_new, one.shape.vocabulary)
                 engine = one.engine(chunk, threads, torch_device)
@@ -185,14 +202,15 @@ def fit_unit(
         bytes_per_value = made[0].shape.bytes_of("experts")
         link_table = file_link(link)
 
-        def known_seconds(few: float) -> list[float]:
-            """By the prices of kernels, those of few rows multiplied."""
-            table = {unit: unit_table(prices.with_few(few), bytes_per_value)}
+        def known_seconds(few: float, lines: str = FEW) -> list[float]:
+            """By the prices of kernels, those of few rows multiplied, as of `UnitPrices.with_few`."""
+            table = {unit: unit_table(prices.with_few(few, lines), bytes_per_value)}
             stands_in = {"npu": unit} if unit == "cpu" else {}
             sheet = sheet_of("first", "prices of kernels", "measured", table, link_table, stands_in=stands_in)
             return [s for run, engine in runs for s in priced(engine, sheet, run.shape, unit, run.request)]
 
-        known = [Known(once, twice - once) for once, twice in zip(known_seconds(1), known_seconds(2), strict=True)]
+        of_all = zip(known_seconds(1), known_seconds(2), known_seconds(2, EXPERTS_FEW), strict=True)
+        known = [Known(once, twice - once, experts - once) for once, twice, experts in of_all]
         steps = [point for point in found.points if point.piece.curve in ("prefill", "decode")]
         add_engine_prices(prices, steps, known)
     return FittedUnit(bytes_per_value, prices, link, found, others)
@@ -201,8 +219,11 @@ def fit_unit(
 def unit_table(prices: UnitPrices, bytes_per_value: float) -> dict[str, Any]:
     """As a sheet has it. bytes_per_value: of the weights."""
     kernels = prices.kernels(bytes_per_value)
-    tile = {"value": float(prices.tile), "kind": "fitted", "origin": prices.tile_origin}
-    return {"kernels": kernels, "row_tile": tile}
+    tiles = {
+        TILE_FIELDS[kernel]: {"value": float(tile.size), "kind": "fitted", "origin": tile.origin}
+        for kernel, tile in prices.tiles.items()
+    }
+    return {"kernels": kernels, **tiles}
 
 
 def file_link(copies: Mapping[str, Any] | None) -> dict[str, Any]:

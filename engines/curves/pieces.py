@@ -37,8 +37,9 @@ from engines.pricing.schedule import PricedStep, attention, lm_head, norm
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
 from engines.pricing.tiles import RowTile
+from engines.techniques.base import TechniqueParameters
 from engines.techniques.context import BuildContext, LayerInput
-from engines.techniques.presets import DroplessParameters
+from engines.techniques.presets import DroplessParameters, preset_parameters
 
 FEW_ROWS = 8
 """Of an expert in the mean, or of a product: up to so many the kernels compute with code of their own
@@ -56,9 +57,15 @@ TILES = (8, 16, 32, 64, 128)
 one with more costs what a tile costs, and never what few rows cost."""
 
 
-def tiled(rows: int) -> str:
-    """The FLOP of experts, as a unit with such tiles computes them."""
-    return f"expert_ffn.flops by {rows}"
+FEW_LAYERS = 2
+DROPLESS = DroplessParameters.model_validate({})
+QUERY_TILES = (1, *TILES)
+"""Queries of a tile that are tried."""
+
+
+def tiled(rows: int, name: str = "expert_ffn.flops") -> str:
+    """An amount of a kernel, as a unit with such tiles computes it."""
+    return f"{name} by {rows}"
 
 
 def amounts_of(operations: Iterable[Operation], few_rows: bool = False, times: int = 1) -> dict[str, float]:
@@ -85,9 +92,11 @@ class Bench:
     shape: ModelShape
     backend: Backend | None = None
 
-    def pieces(self, tokens: Iterable[int], past: Iterable[int], few: Iterable[int]) -> Iterator[Work]:
+    def pieces(
+        self, tokens: Iterable[int], past: Iterable[int], few: Iterable[int], many: Iterable[int]
+    ) -> Iterator[Work]:
         """tokens: of steps that read prompts. past: positions before them. few: rows of experts and of
-        the head, where those are few."""
+        the head, where those are few. many: rows of every expert."""
         for n_tokens in tokens:
             yield self._simple(n_tokens)
             yield self._residual(n_tokens)
@@ -100,6 +109,8 @@ class Bench:
             yield self._few_experts(n_rows)
             yield self._head(n_rows)
         yield self._head(max(tokens))
+        for n_rows in many:
+            yield from self._many_rows(n_rows)
 
     def calls(self, tokens: Sequence[int]) -> Iterator[Work]:
         """Of a model so small that its experts and its attention take what calling them takes. tokens: some that give
@@ -183,10 +194,31 @@ class Bench:
         ids_TK = torch.arange(self.shape.top_k).expand(n_rows, -1).contiguous()
         return self._planned(f"{self.shape.top_k} calls of {n_rows} rows", ids_TK, n_rows, True, every_expert=False)
 
-    def _planned(self, what: str, ids_TK: Tensor, n_tokens: int, few_rows: bool, every_expert: bool) -> Work:
-        """every_expert: of a layer, or nearly; else each layer calls others than the one before."""
-        x_TH, sparse, n_experts = self._rows(n_tokens), self._sparse(), self.shape.n_experts
-        technique = DroplessParameters.model_validate({}).build(BuildContext(max(n_tokens, 1)))
+    def _many_rows(self, n_rows: int) -> Iterator[Work]:
+        """So many rows of every expert: of tokens, and of padding. What lies between two products leaves the caches
+        then. A few layers tell it, for weights are the least of what is read."""
+        n_experts = self.shape.n_experts
+        all_TK = torch.arange(n_experts).expand(n_rows, -1).contiguous()
+        yield self._planned(f"{n_rows} rows of {n_experts}", all_TK, n_rows, False, True, n_layers=FEW_LAYERS)
+        blocks = preset_parameters("blockwise").model_validate({"block_size": n_rows})
+        what = f"blocks of {n_rows} rows"
+        one_TK = torch.arange(n_experts)[:, None]
+        yield self._planned(what, one_TK, n_experts, False, True, blocks, n_layers=FEW_LAYERS)
+
+    def _planned(
+        self,
+        what: str,
+        ids_TK: Tensor,
+        n_tokens: int,
+        few_rows: bool,
+        every_expert: bool,
+        parameters: TechniqueParameters = DROPLESS,
+        n_layers: int | None = None,
+    ) -> Work:
+        """every_expert: of a layer, or nearly; else each layer calls others than the one before. n_layers: the first
+        ones; None: all."""
+        x_TH, sparse, n_experts = self._rows(n_tokens), self._sparse()[:n_layers], self.shape.n_experts
+        technique = parameters.build(BuildContext(max(n_tokens, 1)))
         plans: list[DispatchPlan] = []
         for shift in range(0, n_experts, n_experts if every_expert else self.shape.top_k):
             weights_TK = torch.full(ids_TK.shape, 1 / ids_TK.shape[1])
@@ -203,15 +235,15 @@ class Bench:
                     execute(plan, x_TH, mlp.experts)
             state["next"] = (state["next"] + 1) % len(plans)
 
-        work = amounts_of(self._operations(plans[0], 1), few_rows, self._n_layers)
+        work = amounts_of(self._operations(plans[0], 1), few_rows, len(sparse))
         for rows in () if few_rows else TILES:
-            flops = sum(one.flops for one in self._operations(plans[0], rows))
-            work[tiled(rows)] = flops * self._n_layers
-        return self._work("few rows" if few_rows else "experts", what, work, call)
+            found = amounts_of(self._operations(plans[0], rows), times=len(sparse))
+            work |= {tiled(rows, name): found[name] for name in ("expert_ffn.flops", "expert_ffn.moved_bytes")}
+        return self._work("few rows" if few_rows else "experts", what, work, call, len(sparse))
 
     def _operations(self, plan: DispatchPlan, tile: int) -> list[Operation]:
         steps = Steps()
-        Block(self.shape, "cpu", None, None, {"cpu": RowTile(tile)}).add_to(steps, plan, 0, {})
+        Block(self.shape, "cpu", None, None, {"cpu": RowTile(tile)}, {"cpu"}).add_to(steps, plan, 0, {})
         return [one for one in steps.operations if one.kernel != "router"]
 
     def _attention(self, n_tokens: int, n_past: int) -> Work:
@@ -231,8 +263,13 @@ class Bench:
             for number, weights in enumerate(layers):
                 attend(x_TH, weights, config, number, step, tables[number])
 
-        priced = attention(PricedStep(n_tokens, n_past + n_tokens), self.shape, "cpu", apart=True)
-        work = amounts_of(priced, n_tokens == 1, self._n_layers)
+        def operations(tile: int) -> list[Operation]:
+            priced = PricedStep(n_tokens, n_past + n_tokens)
+            return attention(priced, self.shape, "cpu", apart=True, query_tile=tile)
+
+        work = amounts_of(operations(1), n_tokens == 1, self._n_layers)
+        for rows in QUERY_TILES:
+            work[tiled(rows, "scores.flops")] = operations(rows)[1].flops * self._n_layers
         return self._work("attention", f"{n_tokens} rows behind {n_past}", work, call)
 
     def _head(self, n_rows: int) -> Work:

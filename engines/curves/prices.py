@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from devices.models.figures import TERMS
+from devices.models.figures import TERMS, Kernel
 from devices.models.fit import Fit, FitError, checked_fit
-from engines.curves.pieces import CALLS, FEW_ROWS, TILES, tiled
+from engines.curves.pieces import CALLS, FEW_ROWS, QUERY_TILES, TILES, tiled
 from engines.curves.rounds import Point
 
 TERM_OF = {"launches": TERMS[0], "weight_bytes": TERMS[1], "moved_bytes": TERMS[2], "flops": TERMS[3]}
@@ -22,16 +22,34 @@ LINES: Mapping[str, Sequence[str]] = {
     "residual": ("residual.moved_bytes",),
     "router": ("router.flops",),
     "few rows": ("expert_ffn.few.weight_bytes", "expert_ffn.few.flops"),
-    "attention": (
-        "attention.weight_bytes",
-        "attention.flops",
-        "attention.few.weight_bytes",
-        "scores.moved_bytes",
-        "scores.flops",
-    ),
     "head": ("lm_head.few.weight_bytes", "lm_head.few.flops", "lm_head.flops"),
 }
-"""Amounts that have a price, by curve. The experts' own depends on the tile that fits best."""
+"""Amounts that have a price, by curve."""
+
+
+class Tiled(NamedTuple):
+    """A line in which some amounts of a kernel depend on the tile that fits best: by_tile. names: the others. tiles:
+    that are tried. of: what a tile takes at once."""
+
+    kernel: Kernel
+    by_tile: Sequence[str]
+    names: Sequence[str]
+    tiles: Sequence[int]
+    of: str
+
+
+ATTENTION = ("attention.weight_bytes", "attention.flops", "attention.moved_bytes", "attention.few.weight_bytes")
+TILED: Mapping[str, Tiled] = {
+    "experts": Tiled(
+        "expert_ffn",
+        ("expert_ffn.flops", "expert_ffn.moved_bytes"),
+        ("expert_ffn.weight_bytes", "rows.moved_bytes"),
+        TILES,
+        "rows",
+    ),
+    "attention": Tiled("scores", ("scores.flops",), (*ATTENTION, "scores.moved_bytes"), QUERY_TILES, "queries"),
+}
+"""Of other curves."""
 MOST_FEW = {"expert_ffn": FEW_ROWS, "attention": 1, "lm_head": FEW_ROWS}
 """Rows up to which a kernel has another line."""
 FEW = ".few."
@@ -58,14 +76,20 @@ class Residual(NamedTuple):
         return self.predicted_s / self.point.seconds - 1
 
 
+class Tile(NamedTuple):
+    """That fits best, and what is said of it."""
+
+    size: int
+    origin: str
+
+
 @dataclass
 class UnitPrices:
     """Of one unit: constants by "kernel.amount", what is said of where they come from, and the residuals."""
 
     constants: dict[str, float] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    tile: int = TILES[0]
-    tile_origin: str = ""
+    tiles: dict[Kernel, Tile] = field(default_factory=dict)
     residuals: list[Residual] = field(default_factory=list)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Of FLOP per weight byte, by kernel and "kernel.few"."""
@@ -86,9 +110,9 @@ class UnitPrices:
             for point, miss, own in zip(points, fit.residuals, beside, strict=True)
         ]
 
-    def with_few(self, factor: float) -> UnitPrices:
-        """The same, the lines of few rows multiplied."""
-        constants = {name: value * (factor if FEW in name else 1.0) for name, value in self.constants.items()}
+    def with_few(self, factor: float, lines: str = FEW) -> UnitPrices:
+        """The same, the lines of few rows multiplied. lines: what is in their names."""
+        constants = {name: value * (factor if lines in name else 1.0) for name, value in self.constants.items()}
         return replace(self, constants=constants)
 
     def kernels(self, bytes_per_value: float) -> dict[str, Any]:
@@ -139,11 +163,11 @@ def kernel_prices(points: Sequence[Point]) -> UnitPrices:
     curves: dict[str, list[Point]] = {}
     for point in points:
         curves.setdefault(point.piece.curve, []).append(point)
-    for curve in ("experts", *LINES):
+    for curve in (*TILED, *LINES):
         own = curves.get(curve, [])
         try:
-            if curve == "experts":
-                _add_experts(found, own)
+            if curve in TILED:
+                _add_tiled(found, curve, own)
             else:
                 names = (*LINES[curve], CALLS)
                 rows_s = found.constants.get("rows.moved_bytes", 0.0)
@@ -153,7 +177,7 @@ def kernel_prices(points: Sequence[Point]) -> UnitPrices:
             problems.append(str(error))
     if problems:
         raise FitError("; ".join(problems))
-    found.spans = _spans(points, found.tile)
+    found.spans = _spans(points, found.tiles["expert_ffn"].size)
     return found
 
 
@@ -161,22 +185,22 @@ def _fit(curve: str, names: Sequence[str], points: Sequence[Point], known: Seque
     return checked_fit(curve, names, [p.piece.amounts for p in points], [p.seconds for p in points], known)
 
 
-def _add_experts(found: UnitPrices, points: Sequence[Point]) -> None:
+def _add_tiled(found: UnitPrices, curve: str, points: Sequence[Point]) -> None:
     """With the tile whose line misses least."""
+    own = TILED[curve]
     fits = {}
-    for rows in TILES:
-        names = ("expert_ffn.weight_bytes", tiled(rows), "rows.moved_bytes", CALLS)
+    for size in own.tiles:
         try:
-            fits[rows] = names, _fit("experts", names, points)
+            by_tile = [tiled(size, name) for name in own.by_tile]
+            fits[size] = _fit(curve, (*by_tile, *own.names, CALLS), points)
         except FitError:
-            if rows == TILES[0]:  # in large ones these shapes are all alike
+            if size == own.tiles[0]:  # in large ones these shapes are all alike
                 raise
-    found.tile = min(fits, key=lambda rows: fits[rows][1].rms)
-    names, best = fits[found.tile]
-    as_priced = tuple("expert_ffn.flops" if name == tiled(found.tile) else name for name in names)
-    found.add(as_priced, best, points)
-    others = ", ".join(f"{rows}: {fit.rms:.1%}" for rows, (_, fit) in fits.items())
-    found.tile_origin = f"{origin_of(best)}; RMS residual by rows of a tile {others}"
+    chosen = min(fits, key=lambda size: fits[size].rms)
+    best = fits[chosen]
+    found.add((*own.by_tile, *own.names, CALLS), best, points)
+    others = ", ".join(f"{size}: {fit.rms:.1%}" for size, fit in fits.items())
+    found.tiles[own.kernel] = Tile(chosen, f"{origin_of(best)}; RMS residual by {own.of} of a tile {others}")
 
 
 def _spans(points: Sequence[Point], tile: int) -> dict[str, tuple[float, float]]:
@@ -196,15 +220,22 @@ def _spans(points: Sequence[Point], tile: int) -> dict[str, tuple[float, float]]
 
 
 def link_prices(residuals: list[Residual], points: Sequence[Point]) -> dict[str, Any]:
-    """Of copies, as a sheet has them: seconds of each, and bytes a second. residuals: theirs are added."""
+    """Of copies, as a sheet has them: seconds of each, and bytes a second. residuals: theirs are added.
+
+    What waking their thread takes, once for all that are asked for together, is beside that: a layer that fetches has
+    it in its own price.
+    """
     own = [point for point in points if point.piece.curve == "copy"]
-    names = ("copy.launches", "copy.moved_bytes")
+    names = ("copy.launches", "copy.moved_bytes", CALLS)
     fit = _fit("copy", names, own)
     if fit.constants[1] == 0:  # times that noise rules: its residual shows it
-        alone = _fit("copy", names[1:], own)
-        fit = Fit((0.0, *alone.constants), alone.residuals)
-    residuals += [Residual(point, (1 + miss) * point.seconds) for point, miss in zip(own, fit.residuals, strict=True)]
-    each_s, byte_s = fit.constants
+        alone = _fit("copy", names[1:2], own)
+        fit = Fit((0.0, *alone.constants, 0.0), alone.residuals)
+    each_s, byte_s, call_s = fit.constants
+    residuals += [
+        Residual(point, (1 + miss) * point.seconds, call_s * point.piece.amounts[CALLS])
+        for point, miss in zip(own, fit.residuals, strict=True)
+    ]
     told = {"kind": "fitted", "origin": origin_of(fit)}
     found: dict[str, Any] = {"bytes_per_s": {"value": _rounded(1 / byte_s), **told}}
     return found | ({"latency_s": {"value": _rounded(each_s), **told}} if each_s else {})
@@ -215,11 +246,18 @@ DECODE_LINE = ("decode_step.launches", "decode_layer.launches", "fetching_layer.
 WITHIN_A_STEP = "few rows within a step"
 
 
+EXPERTS_FEW = "expert_ffn.few."
+OF_PROMPT = {f"{EXPERTS_FEW}{amount}": f"prompt_few_rows.{amount}" for amount in ("weight_bytes", "flops")}
+"""What a prompt's experts with few rows take longer than a token's, by the names of their line."""
+
+
 class Known(NamedTuple):
-    """Seconds of a whole step by the prices of kernels; few_s of these by their lines of few rows."""
+    """Seconds of a whole step by the prices of kernels; few_s of these by their lines of few rows, and of these
+    experts_few_s by that of experts."""
 
     seconds: float
     few_s: float
+    experts_few_s: float
 
 
 def add_engine_prices(found: UnitPrices, points: Sequence[Point], known: Sequence[Known]) -> None:
@@ -227,7 +265,8 @@ def add_engine_prices(found: UnitPrices, points: Sequence[Point], known: Sequenc
 
     A call of few rows is short. Alone it wakes threads that slept, and reads memory that nothing asked for ahead; in a
     decoded token, which is one call of the kernels, it does not. So lines of few rows are fitted for what they cost
-    beside each other, and one factor of all of them on whole decoded tokens.
+    beside each other, and one factor of all of them on whole decoded tokens. A prompt's experts are calls alone: what
+    the factor takes off them is a price of its own there.
     """
     of_decode = _of_curve("decode", points, known)
     amounts = [{**point.piece.amounts, WITHIN_A_STEP: own.few_s} for point, own in of_decode]
@@ -242,7 +281,12 @@ def add_engine_prices(found: UnitPrices, points: Sequence[Point], known: Sequenc
     beside = [own.seconds - (1 - factor) * own.few_s for _, own in of_decode]
     found.add(DECODE_LINE, engine_alone, [point for point, _ in of_decode], beside)
     of_prefill = _of_curve("prefill", points, known)
-    beside = [own.seconds - (1 - factor) * own.few_s for _, own in of_prefill]
+    in_calls = max(1 - factor, 0.0)
+    for name, of_prompt in OF_PROMPT.items():
+        if in_calls and (within := found.constants.get(name)):
+            found.constants[of_prompt] = in_calls / factor * within
+            found.origins[of_prompt] = f"what a call alone takes longer than within a token: {found.origins[name]}"
+    beside = [own.seconds - (1 - factor) * own.few_s + in_calls * own.experts_few_s for _, own in of_prefill]
     own_points = [point for point, _ in of_prefill]
     found.add(PREFILL_LINE, _fit("prefill", PREFILL_LINE, own_points, beside), own_points, beside)
 

@@ -13,13 +13,14 @@ Legend: S segments, C calls, M transfers, N units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import Unit
 from devices.models.operation import TRANSFER, Operation
+from devices.models.sheet import Sheet
 from engines.calls import CallKind, Calls
 from engines.dispatch import DispatchPlan, Link
 from engines.pricing.call_table import CallTable, places_of, tokens_of_units
@@ -56,14 +57,16 @@ class Block:
         graph_bytes_limit: float | None,
         travels: Travels | None,
         tiles: Mapping[Unit, RowTile] | None = None,
+        between: Collection[Unit] | None = None,
     ) -> None:
-        """rest: the unit of router, gather and scatter. tiles: of units; None: as the sheet of `travels` says. Others
-        as of `schedule.operations`."""
+        """rest: the unit of router, gather and scatter. tiles: of units. between: units on which what lies between an
+        expert's products is told. None: as the sheet of `travels` says. Others as of `schedule.operations`."""
         self._shape, self._rest, self._limit = shape, rest, graph_bytes_limit
         self._travels = travels if travels is not None and travels.has_links else None
         self._sheet = None if travels is None else travels.sheet
         found = {} if self._sheet is None else row_tiles(self._sheet, shape.bytes_of("experts"))
         self._tiles = found if tiles is None else tiles
+        self._between = units_that_price_between(self._sheet) if between is None else between
         computed = None if travels is None else travels.computed
         self._columns = shape.expert_width if computed is None else computed.expert_width
         self._hidden = shape.hidden if computed is None else computed.hidden
@@ -139,7 +142,7 @@ class Block:
         return {takes[number]: first + n - 1 - place for number, place in reversed(back.items())}
 
     def _call(self, number: int, n_rows: int, n_experts: int, n_loads: int) -> Operation:
-        sizes = self._shape, self._columns, self._hidden, self._limit
+        sizes = self._shape, self._columns, self._hidden, self._limit, self._between
         return same(_expert_call(self._kinds[number], n_rows, n_experts, n_loads, *sizes))
 
     def _number(self, kind: CallKind) -> int:
@@ -272,31 +275,44 @@ def _expert_call(
     columns: int,
     hidden: int,
     graph_bytes_limit: float | None,
+    between: Collection[Unit],
 ) -> Operation:
     """One launch of so many experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2).
 
     What it does not take, the CPU does. n_rows: with those that fill tiles. n_loads: of experts whose weights it
-    loads. columns, hidden: of an expert of the model that computed, of which a slice is a part.
+    loads. columns, hidden: of an expert of the model that computed, of which a slice is a part. between: as of `Block`.
     """
     width, part = kind.width, kind.hidden
     weights: float = shape.expert_weights
+    row: float = shape.expert_width * shape.bytes_per_value
     if width is not None:
-        weights = weights * (width.end - width.first) / columns
+        share = (width.end - width.first) / columns
+        weights, row = weights * share, row * share
     if part is not None:
         weights = weights * (part.end - part.first) / hidden
     expert_bytes = weights * shape.bytes_of("experts")
     graph_bytes = expert_bytes * n_experts
     is_small = graph_bytes_limit is None or graph_bytes <= graph_bytes_limit
     runs = kind.unit != "npu" or (kind.static and is_small)
+    unit = kind.unit if runs else "cpu"
     return Operation(
         "expert FFN",
-        kind.unit if runs else "cpu",
+        unit,
         "expert_ffn",
         flops=2.0 * n_rows * weights,
         weight_bytes=expert_bytes * n_loads,
+        moved_bytes=row * n_rows if unit in between else 0.0,
         naive_launch=kind.naive_launch and runs,
         alongside=kind.overlaps,
     )
+
+
+def units_that_price_between(sheet: Sheet | None) -> Collection[Unit]:
+    """Those whose price of experts has a term of the rows between gate and up, and down. To other units they are not
+    told: a roofline would count them as bytes of memory, which they are not where caches hold them."""
+    units = {} if sheet is None else sheet.units
+    prices = {name: unit.kernels.get("expert_ffn") for name, unit in units.items()}
+    return {name for name, price in prices.items() if price is not None and price.s_per_moved_byte is not None}
 
 
 def _has_columns(kind: CallKind) -> bool:

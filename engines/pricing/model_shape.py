@@ -104,6 +104,15 @@ class ModelShape:
             return 2 * self.n_kv_heads * self.head_dim
         return self.latent.kv_rank + self.latent.rope_dim
 
+    @property
+    def attention_values(self) -> int:
+        """Of a token, in one layer: what attention reads and gives, its queries, what is cached, and what heads mix."""
+        if self.latent is None:
+            by_head = 2 * self.head_dim
+        else:
+            by_head = self.latent.nope_dim + self.latent.rope_dim + self.latent.value_dim
+        return 2 * self.hidden + self.n_heads * by_head + self.cached_values
+
     def attention_work(self, n_tokens: int, n_keys: int, n_sequences: int = 1) -> AttentionWork:
         """n_tokens, n_keys: of a step and in the cache after it, of all its sequences together.
 

@@ -15,7 +15,7 @@ Legend: T tokens of the chunk, L keys in the cache after it, H model width, I ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -26,7 +26,7 @@ from devices.models.operation import Operation
 from devices.models.sheet import Sheet
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.pricing.block import Block, residual, row_bytes
+from engines.pricing.block import Block, residual, row_bytes, units_that_price_between
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps, made, same
 from engines.pricing.travels import Arrival, Travels
@@ -45,11 +45,14 @@ class PricedStep:
     phase: ChunkPhase = "prefill"
     n_sequences: int = 1
 
-    @property
-    def seen_pairs(self) -> int:
-        """Of queries and keys, those that causality leaves."""
-        n_own = self.n_tokens // self.n_sequences
-        return self.n_tokens * self.kv_length - self.n_tokens * (n_own - 1) // 2
+    def met_pairs(self, tile: int = 1) -> int:
+        """Of queries and keys, those that are multiplied: so many queries of a sequence at a time meet all keys that
+        the last of them sees, and an incomplete tile takes as long. One query alone has no tile."""
+        n_own, length = self.n_tokens // self.n_sequences, self.kv_length
+        rows = 1 if n_own == 1 else tile
+        whole, left = divmod(n_own, rows)
+        of_whole = rows * (whole * (length - n_own) + rows * whole * (whole + 1) // 2)
+        return self.n_sequences * (of_whole + (rows * length if left else 0))
 
 
 MOST_KEPT = 4096
@@ -81,7 +84,9 @@ class Schedule:
         self._rest = unit_of_rest(self._sheet, backbone)
         self._backbone = backbone if self._sheet is None else self._sheet.computing(backbone)
         self._block = Block(shape, self._rest, graph_bytes_limit, travels)
-        self._most_few = self._few_of_many_rows()
+        self._between = units_that_price_between(self._sheet)
+        self._most_few = self._few_where("many_rows")
+        self._most_few_of_prompt = self._few_where("prompt_few_rows")
         self._parts: dict[Hashable, tuple[Operation, ...]] = {}
         self._blocks: dict[Hashable, _Known] = {}
         """By outlines."""
@@ -115,7 +120,7 @@ class Schedule:
             n += len(first)
             yield first
             rest: Part = (
-                self._kept(("dense", step.n_tokens), partial(self._after_block, step, True))
+                self._kept(("dense", step.n_tokens, step.phase), partial(self._after_block, step, True))
                 if plan is None
                 else self._from_block(step, plan, layer, place_of, reused, n)
             )
@@ -171,7 +176,9 @@ class Schedule:
         later = {number: layer + i - reused for number, i in place_of.items()}
         steps = Steps(n_before)
         self._block.add_to(steps, plan, layer, later)
-        steps.extend([*self._many_rows(steps.operations, step), *self._after_block(step, False)])
+        block = steps.operations
+        beside = [*self._many_rows(block, step), *self._few_rows_of_prompt(block, step)]
+        steps.extend([*beside, *self._after_block(step, False)])
         left = [(one, number) for one, number in on_the_way.items() if one not in was or was[one] != number]
         if key is None or any(one.expert is not None for one, _ in left):
             return steps.operations
@@ -227,9 +234,10 @@ class Schedule:
     def _after_block(self, step: PricedStep, is_dense: bool) -> list[Operation]:
         shape, steps = self._shape, Steps()
         if is_dense:
-            steps.add(_ffn("dense FFN", shape.dense_width, step, shape, self._backbone))
+            steps.add(_ffn("dense FFN", shape.dense_width, step, shape, self._backbone, self._between))
         elif shape.shared_width:
-            steps.add(_ffn("shared FFN", shape.shared_width, step, shape, self._backbone))
+            steps.add(_ffn("shared FFN", shape.shared_width, step, shape, self._backbone, self._between))
+        steps.extend(self._few_rows_of_prompt(steps.operations, step))
         steps.add(residual("residual", step.n_tokens, shape, self._rest))
         return steps.operations
 
@@ -245,10 +253,10 @@ class Schedule:
             return []
         return [Operation("engine", unit, kernel, moved_bytes=NUMBER_BYTES * n_numbers * step.n_tokens)]
 
-    def _few_of_many_rows(self) -> float | None:
-        """FLOP for a weight byte up to which experts have few rows; None where the sheet does not price more apart."""
+    def _few_where(self, kernel: Kernel) -> float | None:
+        """FLOP for a weight byte up to which experts have few rows; None where the sheet does not price that kernel."""
         unit = None if self._sheet is None else self._sheet.units.get(self._rest)
-        if unit is None or "many_rows" not in unit.kernels or "expert_ffn" not in unit.kernels:
+        if unit is None or kernel not in unit.kernels or "expert_ffn" not in unit.kernels:
             return None
         few = unit.kernels["expert_ffn"].few_rows
         return 0.0 if few is None else few.most_flops_per_weight_byte
@@ -259,6 +267,16 @@ class Schedule:
         if step.phase == "decode" and self._most_few is not None:
             n_bytes = many_rows_bytes(block, self._most_few)
         return [Operation("engine", self._rest, "many_rows", moved_bytes=n_bytes)] if n_bytes else []
+
+    def _few_rows_of_prompt(self, operations: Iterable[Operation], step: PricedStep) -> list[Operation]:
+        """What a prompt's experts with few rows take besides, for each of their layers is a call of its own."""
+        most = self._most_few_of_prompt
+        if step.phase == "decode" or most is None:
+            return []
+        own = [one for one in operations if one.kernel == "expert_ffn" and one.unit == self._rest]
+        few = [one for one in own if one.flops <= most * one.weight_bytes]
+        n_bytes, flops = sum(one.weight_bytes for one in few), sum(one.flops for one in few)
+        return [Operation("engine", self._rest, "prompt_few_rows", flops=flops, weight_bytes=n_bytes)] if few else []
 
 
 def many_rows_bytes(operations: Iterable[Operation], most_few: float) -> float:
@@ -310,21 +328,28 @@ def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | N
     own = None if sheet is None else sheet.units.get(unit)
     apart = own is not None and "scores" in own.kernels
     reads = own is not None and isinstance(own.price("attention"), Roofline)
-    return attention(step, shape, unit, apart, reads)
+    tile = 1 if own is None or own.query_tile is None else int(own.query_tile.value)
+    return attention(step, shape, unit, apart, reads, tile)
 
 
-def attention(step: PricedStep, shape: ModelShape, unit: Unit, apart: bool, reads: bool = False) -> list[Operation]:
+def attention(
+    step: PricedStep, shape: ModelShape, unit: Unit, apart: bool, reads: bool = False, query_tile: int = 1
+) -> list[Operation]:
     """Projections, and scores and values of T queries over L keys, masked ones included: the graph is dense.
 
-    apart: two operations, and without what the mask hides. reads: the bytes of keys and values are told too, as they
-    always are where scores stand apart; a fitted price has them in its figures.
+    apart: two operations, and without what the mask hides from query_tile queries at a time; projections have the rows
+    that lie between products too. reads: the bytes of keys and values are told too, as they always are where scores
+    stand apart; a fitted price has them in its figures.
     """
     n_keys, weight_bytes = step.n_sequences * step.kv_length, shape.attention_bytes
     projections, per_pair = shape.attention_work(step.n_tokens, n_keys, step.n_sequences)
     cache_bytes = float(n_keys * shape.cached_values * shape.bytes_per_value)
     if apart:
-        scores = made("attention", unit, "scores", flops=per_pair * step.seen_pairs, moved_bytes=cache_bytes)
-        return [made("attention", unit, "attention", flops=projections, weight_bytes=weight_bytes), scores]
+        pairs = step.met_pairs(query_tile)
+        scores = made("attention", unit, "scores", flops=per_pair * pairs, moved_bytes=cache_bytes)
+        between = float(step.n_tokens * shape.attention_values * shape.bytes_per_value)
+        work = {"flops": projections, "weight_bytes": weight_bytes, "moved_bytes": between}
+        return [made("attention", unit, "attention", **work), scores]
     return [
         made(
             "attention",
@@ -337,8 +362,11 @@ def attention(step: PricedStep, shape: ModelShape, unit: Unit, apart: bool, read
     ]
 
 
-def _ffn(name: str, width: int, step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
-    """What every token passes through belongs to the backbone, so it runs where attention does (§5.1 on ANEMLL)."""
+def _ffn(
+    name: str, width: int, step: PricedStep, shape: ModelShape, unit: Unit, between: Collection[Unit]
+) -> Operation:
+    """What every token passes through belongs to the backbone, so it runs where attention does (§5.1 on ANEMLL).
+    between: as of `Block`."""
     weights = 3 * shape.hidden * width
     return Operation(
         name,
@@ -346,4 +374,5 @@ def _ffn(name: str, width: int, step: PricedStep, shape: ModelShape, unit: Unit)
         "expert_ffn",
         flops=2.0 * step.n_tokens * weights,
         weight_bytes=shape.dense_bytes(width),
+        moved_bytes=float(step.n_tokens * width * shape.bytes_per_value) if unit in between else 0.0,
     )
