@@ -167,8 +167,9 @@ inline void wide_experts(const Experts& e, int n_threads) {
       const Matrix* const of_next[] = {&e.gate(next.call), &e.up(next.call)};
       const auto row_at = [&](int r) {
         const bool is_next = r >= kGroupRows;
-        const int tile = r / kTileRows, of_tile = r - tile * kTileRows, is_up = of_tile >= half;
-        const int64_t from = is_next ? (unit + 1) % n_groups * of_group : first + tile * half;
+        const int of_own = is_next ? r - kGroupRows : r, tile = of_own / kTileRows, of_tile = of_own - tile * kTileRows;
+        const bool is_up = of_tile >= half;
+        const int64_t from = (is_next ? (unit + 1) % n_groups * of_group : first) + tile * half;
         return Row{(is_next ? of_next : own)[is_up], std::min(from + of_tile - is_up * half, width - 1)};
       };
       multiply_group_by(int((n + half - 1) / half * kTileRows), hidden, block, row_at, results);

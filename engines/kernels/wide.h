@@ -17,6 +17,7 @@
 constexpr int kPanel = 2 * kLanes;    // tokens of a panel; the last of a block has 8, 16, ... where that is enough
 constexpr int kTileRows = 12;         // matrix rows that are multiplied together
 constexpr int kGroupRows = 4 * kTileRows;    // matrix rows whose results are kept together
+constexpr int kKnownRows = kGroupRows + 2 * kTileRows;  // and those that come behind, which are asked for
 constexpr int64_t kDepth = 256;       // columns widened at once: 12 rows of them are 12 KB
 constexpr int64_t kRowStride = kDepth + 16;  // rows 1 KB apart would share their places in the cache
 constexpr int64_t kMaxBlock = 16 * kPanel;   // tokens: kDepth columns of their packed input are half of a second cache
@@ -108,12 +109,14 @@ struct Place {
   }
 };
 
-// The lines that a tile takes next. They come in pieces too short for the hardware to foresee, and are asked for a few at a
-// time while the tile before is multiplied: a core waits where it is to ask for many at once.
+// The lines that a tile takes after the next. They come in pieces too short for the hardware to foresee, and are asked for a
+// few at a time while a tile is multiplied: a core waits where it is to ask for many at once. What the next one takes is on
+// its way: with few tokens a tile is multiplied in less time than a line may need.
 struct Ahead {
+  static constexpr int64_t kPair = 2 * kLine;  // asked for together: most rows have as much to take
   const char* starts[kTileRows];
   int64_t n_bytes = 0, byte = 0, at_once = 0;
-  int row = kTileRows;  // the next line is its `byte`; behind the last there is none
+  int row = kTileRows;  // the next pair is its `byte`; behind the last there is none
 
   // From column `first` of the tile's rows on. n_strips: in which they are to be asked for.
   void fill(const Row* rows, int64_t first, int64_t columns, int64_t n_strips) {
@@ -122,14 +125,15 @@ struct Ahead {
       starts[r] = (const char*)rows[r].matrix->values + (rows[r].row * rows[r].matrix->columns + first) * bits / 8;
     n_bytes = std::min(kDepth, columns - first) * bits / 8;
     row = 0, byte = 0;
-    at_once = (kTileRows * ((n_bytes + kLine - 1) / kLine) + n_strips - 1) / n_strips;
+    at_once = (kTileRows * ((n_bytes + kPair - 1) / kPair) + n_strips - 1) / n_strips;
   }
-  __attribute__((always_inline)) void ask(int64_t n_lines) {
+  __attribute__((always_inline)) void ask(int64_t n_pairs) {
     int r = row;
     int64_t at = byte;
-    for (int64_t i = 0; i < n_lines && r < kTileRows; i++) {
-      __builtin_prefetch(starts[r] + at, 0, 2);
-      at += kLine;
+    for (int64_t i = 0; i < n_pairs && r < kTileRows; i++) {
+      __builtin_prefetch(starts[r] + at);
+      __builtin_prefetch(starts[r] + at + kLine);
+      at += kPair;
       if (at >= n_bytes) at = 0, r++;
     }
     row = r, byte = at;
@@ -204,29 +208,28 @@ struct FloatTile {
 };
 
 // Up to 48 matrix rows times all tokens of a block: results[panel][48][lanes]. row_at(r) names the r-th row, for any r
-// up to 59; from n_rows on it may be any row, and the results mean nothing. Rows 48 to 59 are those that the next call
-// begins with: they are asked for.
+// below kKnownRows; from n_rows on it may be any row, and the results mean nothing. Rows from 48 on are those that the next
+// call begins with: they are asked for.
 template <class Tile, class F>
 inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {
   Tile tile;
   Ahead ahead;
-  Row rows[kTileRows];  // of the tile that comes next
-  const auto find_rows = [&](int start) {
-    for (int r = 0; r < kTileRows; r++) rows[r] = row_at(start + r);
-  };
+  Row rows[kKnownRows];
+  for (int r = 0; r < kKnownRows; r++) rows[r] = row_at(r);
   const int64_t panels = n_panels(block.n);
   // A tile after the other reads rows as they lie. Of input too large to stay near, some columns do, for all tiles.
   const bool is_near = block.n * columns * int64_t(sizeof(float)) <= kNearBytes;
+  const auto after = [&](Place here) {
+    const bool is_own = here.start < kGroupRows;
+    const Place next = is_near ? here.along_rows(columns) : here.down_rows(is_own ? n_rows : kKnownRows);
+    return is_own && (next.start >= n_rows || next.first >= columns) ? Place{kGroupRows, 0} : next;
+  };
   std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
-  find_rows(0);
-  for (Place here = {0, 0}, next; here.start < n_rows && here.first < columns; here = next) {
+  for (Place here = {0, 0}, next = after(here), then; here.start < kGroupRows; here = next, next = then) {
     const int64_t depth = std::min(kDepth, columns - here.first);
-    for (int r = 0; r < kTileRows; r++) tile.take(r, rows[r], here.first, depth);
-    next = is_near ? here.along_rows(columns) : here.down_rows(n_rows);
-    const bool is_last = next.start >= n_rows || next.first >= columns;
-    const Place then = is_last ? Place{kGroupRows, 0} : next;
-    if (then.start != here.start) find_rows(then.start);
-    ahead.fill(rows, then.first, columns, panels * Tile::n_strips(depth));
+    for (int r = 0; r < kTileRows; r++) tile.take(r, rows[here.start + r], here.first, depth);
+    then = after(next);
+    ahead.fill(rows + then.start, then.first, columns, panels * Tile::n_strips(depth));
     for (int64_t p = 0; p < panels; p++) {
       const int lanes = lanes_of(block.n, p);
       const float* part = Tile::part(block.packed + p * kPanel * columns, here.first, lanes);

@@ -78,12 +78,18 @@ inline void round_panel(int64_t columns, int lanes, bool by_bytes, float* panel)
   }
 }
 
-// Columns first .. first + n - 1 of a row, raised by 128 or, nibbles, by 8, and the scale of each 32 of them.
+// Columns first .. first + n - 1 of a row, raised by 128 or, nibbles, by 8. scales: the row's of bytes, of nibbles that of
+// each 32 columns.
 inline void raise_row(const Matrix& m, int64_t row, int64_t first, int64_t n, uint8_t* out, float* scales) {
   if (m.format == kInt8) {
     const uint8_t* from = (const uint8_t*)m.values + row * m.columns + first;
-    for (int64_t c = 0; c < n; c++) out[c] = from[c] ^ 0x80;
-    for (int64_t c = 0; c < n; c += kRoundedColumns) scales[c / kRoundedColumns] = ((const float*)m.scales)[row];
+    int64_t c = 0;
+    for (; c + int64_t(sizeof(ubN)) <= n; c += sizeof(ubN)) {
+      const ubN raised = load<ubN>(from + c) ^ 0x80;
+      std::memcpy(out + c, &raised, sizeof raised);
+    }
+    for (; c < n; c++) out[c] = from[c] ^ 0x80;
+    *scales = ((const float*)m.scales)[row];
     return;
   }
   const int64_t start = row * m.columns + first;
