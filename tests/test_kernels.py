@@ -18,7 +18,7 @@ from engines.dispatch import Routing
 from engines.kernels import compile as compiling
 from engines.kernels import native
 from engines.model.architecture import RouterConfig
-from engines.model.experts import ExpertWeights, GatedWeights, execute, widened_linear
+from engines.model.experts import ExpertWeights, GatedWeights, execute, widened_linear, widened_rows
 from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4, rounded_to_int8, store
 from engines.model.router import RouterWeights, choose, route, router_logits
 from engines.oracle import mix_experts
@@ -65,6 +65,23 @@ def test_linear_is_the_product_with_the_widened_matrix(form: str, n_rows: int) -
     expected = x.double() @ weight.to(torch.float32).double().T + bias
     assert relative_error(native.linear(x, weight, bias), expected) < 1e-6
     assert relative_error(native.linear(x, weight), expected - bias) < 1e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", STORED)
+def test_rows_are_those_of_the_widened_matrix(form: str) -> None:
+    weight = STORED[form](random(130, 384, seed=5) / 384**0.5)
+    row_T = torch.tensor([129, 0, 7, 7, *range(100)])
+    assert torch.equal(native.rows(weight, row_T), weight.to(torch.float32)[row_T])
+
+
+@needs_compiler
+@pytest.mark.parametrize("row", [-1, 130])
+def test_a_row_that_a_matrix_lacks_is_refused_as_by_torch(row: int) -> None:
+    embedding_LH = random(130, 64)
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(IndexError):
+            widened_rows(embedding_LH, torch.tensor([0, row]), dtype)
 
 
 def rounded_by_hand(x: Tensor) -> Tensor:

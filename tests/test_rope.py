@@ -11,6 +11,7 @@ from engines.errors import EngineError
 from engines.model.rope import (
     BLOCK,
     RopeConfig,
+    Rotations,
     Turns,
     YarnScaling,
     read_rope,
@@ -105,6 +106,24 @@ def test_tokens_one_by_one_are_turned_as_those_of_a_chunk(name: str) -> None:
         ones = [turns.at(first + i, 1) for i in range(n)]
         assert torch.equal(torch.cat([cos for cos, _ in ones]), cos_TP)
         assert torch.equal(torch.cat([sin for _, sin in ones]), sin_TP)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ROPE)
+def test_a_position_is_turned_alike_in_whatever_chunk_it_comes(name: str) -> None:
+    """Bit for bit, also of positions that were made in several goes."""
+    config = read_rope(config_with(PUBLISHED_ROPE[name]), 64, "halves", KINDS)
+    for n_positions in (4096, 4097):
+        frequency_P, amplitude = rope_frequencies(config, n_positions)
+        made = Rotations(frequency_P, amplitude)
+        for end in (BLOCK - 1, BLOCK + 1, 1000, 2500):
+            made.up_to(end)
+        cos_TP, sin_TP = rotation(frequency_P, amplitude, 7, 2493)
+        cos_SP, sin_SP = made.up_to(2500)
+        assert torch.equal(cos_SP[7:2500], cos_TP)
+        assert torch.equal(sin_SP[7:2500], sin_TP)
+        cos_TP, sin_TP = Turns(config, n_positions).at(990, 33)
+        assert torch.equal(cos_TP, cos_SP[990:1023])
+        assert torch.equal(sin_TP, sin_SP[990:1023])
 
 
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])

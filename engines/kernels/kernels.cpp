@@ -109,6 +109,16 @@ void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const fl
   });
 }
 
+// out[T, columns] = row row_T[t] of m, as floats. Nothing is written where m lacks one of them: then 0 is given back.
+int32_t joulebench_rows(const Matrix* m, const int64_t* row_T, int64_t n_tokens, float* out, int32_t n_threads) {
+  if (std::any_of(row_T, row_T + n_tokens, [&](int64_t row) { return row < 0 || row >= m->rows; })) return 0;
+  const Timed timed(kNorms);
+  in_chunks(n_tokens, std::max<int64_t>(1, (1 << 15) / m->columns), n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) widen_row(*m, row_T[t], 0, m->columns, out + t * m->columns);
+  });
+  return 1;
+}
+
 // out[i] = a[i] + b[i]
 void joulebench_add(const float* a, const float* b, int64_t n, float* out, int32_t n_threads) {
   const Timed timed(kNorms);

@@ -160,6 +160,21 @@ def linear(x_TH: Tensor, weight: Matrix, bias_N: Tensor | None = None) -> Tensor
     return out_TN
 
 
+def rows(matrix: Matrix, row_T: Tensor) -> Tensor:
+    """matrix[row_T] in fp32; `reads` must hold. Raises IndexError, as torch does."""
+    n_rows, n_columns = matrix.shape
+    assert row_T.dtype is torch.int64
+    assert row_T.is_cpu
+    assert row_T.is_contiguous()
+    out_TN = torch.empty(len(row_T), n_columns)
+    is_whole = _kernels().joulebench_rows(
+        ctypes.byref(described(matrix)), row_T.data_ptr(), len(row_T), out_TN.data_ptr(), torch.get_num_threads()
+    )
+    if not is_whole:
+        raise IndexError(f"a matrix of {n_rows} rows has no row {row_T.min()} or no row {row_T.max()}")
+    return out_TN
+
+
 def expert_table(experts: Sequence[tuple[Matrix, Matrix, Matrix]]) -> ExpertTable | None:
     """Of each expert's gate, up and down; None where the kernels cannot read one of them."""
     kept = tuple(matrix for one in experts for matrix in one)

@@ -19,6 +19,7 @@ from torch import Tensor
 from engines.calls import CallKind, Calls, Width
 from engines.dispatch import DispatchPlan
 from engines.kernels import native
+from engines.kernels.library import library
 from engines.model.architecture import SWIGLU, GatedUnit
 from engines.model.quantised import Matrix, QuantisedMatrix, rounded
 
@@ -108,6 +109,13 @@ class ExpertWeights:
     @cached_property
     def _parts(self) -> dict[tuple[Width | None, Width | None, bool], ExpertWeights]:
         return {}
+
+
+def widened_rows(matrix: Tensor, row_T: Tensor, dtype: torch.dtype) -> Tensor:
+    """Those rows of a matrix. By the kernels' threads where they serve: torch's would be woken for it."""
+    if dtype is torch.float32 and row_T.is_cpu and library() is not None and native.reads(matrix):
+        return native.rows(matrix, row_T.contiguous())
+    return F.embedding(row_T, matrix).to(dtype)
 
 
 def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:

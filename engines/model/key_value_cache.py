@@ -86,26 +86,36 @@ class View:
     """What a chunk sees of the cache in a layer: positions from `first` on, and of those where mask_TS is true."""
 
     first: int
-    mask_TS: Tensor | None
+    span: Span | None
+    position: int
+    n_tokens: int
+    device: torch.device | None
+
+    @cached_property
+    def mask_TS(self) -> Tensor | None:
+        """None where everything from `first` on is seen. Made for who asks: kernels do not, and torch makes it on all
+        its threads."""
+        if self.n_tokens == 1:
+            return None
+        span, end = self.span, self.position + self.n_tokens
+        query_T1 = torch.arange(self.position, end, device=self.device)[:, None]
+        key_S = torch.arange(self.first, end, device=self.device)
+        mask_TS = key_S <= query_T1
+        if span is not None and span.kind == "sliding":
+            mask_TS &= key_S > query_T1 - span.n_tokens
+        elif span is not None:
+            mask_TS &= key_S // span.n_tokens == query_T1 // span.n_tokens
+        return mask_TS
 
 
 def view_of(span: Span | None, position: int, n_tokens: int, device: torch.device | None = None) -> View:
-    """The chunk at `position` sees its past through the span. No mask where everything from `first` on is seen."""
+    """The chunk at `position` sees its past through the span."""
     first = 0
     if span is not None and span.kind == "sliding":
         first = max(0, position - span.n_tokens + 1)
     elif span is not None:
         first = position // span.n_tokens * span.n_tokens
-    if n_tokens == 1:
-        return View(first, None)
-    query_T1 = torch.arange(position, position + n_tokens, device=device)[:, None]
-    key_S = torch.arange(first, position + n_tokens, device=device)
-    mask_TS = key_S <= query_T1
-    if span is not None and span.kind == "sliding":
-        mask_TS &= key_S > query_T1 - span.n_tokens
-    elif span is not None:
-        mask_TS &= key_S // span.n_tokens == query_T1 // span.n_tokens
-    return View(first, mask_TS)
+    return View(first, span, position, n_tokens, device)
 
 
 @dataclass(frozen=True)

@@ -326,34 +326,55 @@ def rotation(frequency_P: Tensor, amplitude: float, position: int, n_tokens: int
 
 
 BLOCK = 64
-"""Positions whose rotation is computed at once where tokens come one by one."""
+"""Positions whose rotations are computed at once, at least."""
+
+
+class Rotations:
+    """cos_SP and sin_SP of all positions from 0 on, as far as anybody asked.
+
+    Kept, for torch computes them on all its threads: waking those in each prompt took longer than the rest of a small
+    one beside a busy program.
+    """
+
+    def __init__(self, frequency_P: Tensor, amplitude: float) -> None:
+        self._frequency_P, self._amplitude = frequency_P, amplitude
+        self._made = rotation(frequency_P, amplitude, 0, BLOCK)
+
+    def up_to(self, end: int) -> tuple[Tensor, Tensor]:
+        """With `end` rows or more. What was given once stays as it is."""
+        cos_SP, sin_SP = self._made
+        n_made = len(cos_SP)
+        if n_made < end:
+            n_wanted = 1 << (end - 1).bit_length()
+            cos_TP, sin_TP = rotation(self._frequency_P, self._amplitude, n_made, n_wanted - n_made)
+            self._made = torch.cat([cos_SP, cos_TP]), torch.cat([sin_SP, sin_TP])
+        return self._made
+
+
+@lru_cache(maxsize=16)
+def _rotations(config: RopeConfig, n_positions: int) -> Rotations:
+    return Rotations(*rope_frequencies(config, n_positions))
 
 
 class Turns:
-    """How the tokens of one sequence are turned. It holds the block of the last token: looking one up by its
-    configuration takes a microsecond."""
+    """How the tokens of one sequence are turned. It holds what it was given last: looking that up by its configuration
+    takes a microsecond."""
 
     def __init__(self, config: RopeConfig, n_positions: int) -> None:
         """n_positions: of `rope_frequencies`."""
-        self._config, self._n_positions = config, n_positions
-        self._number = -1
-        self._block: tuple[Tensor, Tensor]
+        scaling = config.scaling
+        original = scaling.original_max_length if isinstance(scaling, LongScaling) else 0
+        # All lengths on one side of the original one have the same rotations.
+        self._rotations = _rotations(config, original + (n_positions > original))
+        self._made = self._rotations.up_to(1)
 
     def at(self, position: int, n_tokens: int) -> tuple[Tensor, Tensor]:
         """cos_TP and sin_TP of the tokens from `position` on."""
-        if n_tokens > 1:
-            return rotation(*rope_frequencies(self._config, self._n_positions), position, n_tokens)
-        number, at = divmod(position, BLOCK)
-        if number != self._number:
-            self._block = _rotation_of_block(self._config, self._n_positions, number)
-            self._number = number
-        cos_TP, sin_TP = self._block
-        return cos_TP[at : at + 1], sin_TP[at : at + 1]
-
-
-@lru_cache(maxsize=64)
-def _rotation_of_block(config: RopeConfig, n_positions: int, block: int) -> tuple[Tensor, Tensor]:
-    return rotation(*rope_frequencies(config, n_positions), block * BLOCK, BLOCK)
+        end = position + n_tokens
+        if end > len(self._made[0]):
+            self._made = self._rotations.up_to(end)
+        cos_SP, sin_SP = self._made
+        return cos_SP[position:end], sin_SP[position:end]
 
 
 def turn(x_NTD: Tensor, cos_TP: Tensor, sin_TP: Tensor, pairs: Literal["halves", "neighbours"]) -> Tensor:

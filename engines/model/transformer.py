@@ -16,7 +16,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engines.decode_layout import PLAIN
@@ -37,7 +36,15 @@ from engines.model.accelerator import (
 from engines.model.attention import attend, kernel_table
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import Computed, FusedDecoder, StepPlans, fused_decoder
-from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn, is_grouped, widened_linear
+from engines.model.experts import (
+    ExpertWeights,
+    GatedWeights,
+    execute,
+    gated_ffn,
+    is_grouped,
+    widened_linear,
+    widened_rows,
+)
 from engines.model.guessed import GuessedStep
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
@@ -137,7 +144,7 @@ class Transformer:
         tokens_T = self._own_rows(chunks[0] if len(chunks) == 1 else torch.cat([*chunks]))
         if self._device is not None:
             tokens_T = tokens_T.to(self._device)
-        hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype)
+        hidden_TH = widened_rows(self._weights.embedding_LH, tokens_T, self._dtype)
         if self.config.embedding_scale != 1:
             hidden_TH = hidden_TH * self.config.embedding_scale
         is_one_token = phase == "decode" and len(tokens_T) == 1

@@ -112,7 +112,7 @@ def rows(
 
 
 REMARKS = """From the prompt to its first token, batch 1: CPU time of one thread, which does all. "Input laid out" is
-what puts tokens into panels and rounds them there. "Norms and sums" has the sums between blocks. The router is torch's.
+what puts tokens into panels and rounds them there. "Norms and sums" has the sums between blocks, and the embedding.
 What is left is Python: plans of experts, and rows that torch makes. A ratio is the part's share of the whole. Two
 threads read the same caches and memory, so that each has less of them: a prompt takes them more than half of this
 time."""
@@ -131,7 +131,6 @@ def main() -> None:
     flags = os.environ.get(FLAGS_VARIABLE, NATIVE)
     os.environ[FLAGS_VARIABLE] = f"{flags} -DJOULEBENCH_PARTS -DJOULEBENCH_PARTS_OF_CPU"
     python_s: dict[str, float] = defaultdict(float)
-    clocked(transformer, "route", PARTS[4], python_s)
     clocked(transformer.Transformer, "logits", "head", python_s)
     for name in arguments.models:
         with folder_of(name) as folder:
