@@ -27,6 +27,7 @@ from engines.curves.prices import EXPERTS_FEW, FEW, Known, Residual, add_engine_
 from engines.curves.rounds import Measured, Piece, Point
 from engines.curves.steps import EngineRun, fetching_layers, priced, request_of
 from engines.made_models import MadeSizes
+from engines.techniques.presets import preset_parameters
 from results.records import Request
 from tests.toy_sheet import toy_sheet
 
@@ -269,6 +270,25 @@ def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
     assert work.amounts["expert_ffn.few.flops"] == 2 * (2 * 4 * 2 * values)
     assert work.amounts["expert_ffn.few.weight_bytes"] == 2 * (2 * 4 * values)
     assert work.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 32 * 4)
+
+
+def test_pieces_with_many_rows_by_hand(models: list[MadeModel]) -> None:
+    """24 rows of each of 8 experts, in both layers: once of tokens, once of padding but for one. Three matrices of
+    32 x 16; 16 values of 4 bytes lie between products. Tiles of 16 compute 32 rows."""
+    bench = Bench("m", models[0].model, models[0].shape)
+    _, tokens, blocks = [w.pieces[0] for w in bench.pieces((40,), (0,), (), (24,)) if w.pieces[0].curve == "experts"]
+    for piece in (tokens, blocks):
+        assert piece.amounts[tiled(8)] == 2 * (8 * 24 * 2 * 3 * 32 * 16)
+        assert piece.amounts[tiled(16)] == 2 * (8 * 32 * 2 * 3 * 32 * 16)
+        assert piece.amounts[tiled(8, "expert_ffn.moved_bytes")] == 2 * (8 * 24 * 16 * 4)
+        assert piece.amounts["expert_ffn.weight_bytes"] == 2 * (8 * 3 * 32 * 16 * 4)
+    assert tokens.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 24 * 32 * 4)
+
+
+@pytest.mark.parametrize("grid", [WHOLE, QUICK])
+def test_pieces_have_as_many_rows_as_blocks_have(grid: Grid) -> None:
+    """No piece had more than half of them, and blocks were priced by up to a fifth too fast."""
+    assert preset_parameters("blockwise").model_validate({}).model_dump()["block_size"] in grid.many
 
 
 def test_a_layer_whose_experts_have_few_rows_in_the_mean_is_of_that_curve(models: list[MadeModel]) -> None:
