@@ -15,7 +15,8 @@ from scipy import stats
 
 from harness import compare_command
 from results.environments import Environment
-from results.history.comparison import Compared, CompareError, Comparison, RunTold, Side, compare, told_of
+from results.history.compared import Compared
+from results.history.comparison import CompareError, Comparison, RunTold, Side, compare, told_of
 from results.history.unlike import What
 from results.store import Store
 from tests.command import joulebench

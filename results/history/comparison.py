@@ -1,16 +1,7 @@
-"""Two runs, arms or machines, figure by figure: what changed from A to B, how surely, and what was refused and why.
+"""Two runs, arms or machines, figure by figure: what is compared with what, and what was refused and why.
 
-    times, joules,   the logarithm of the ratio of means. Of two arms of one run repeat i of both is a pair, for what
-    memory           drifts in a run drifts for both: paired t. Of two runs each trial is one value, over the same
-                     requests: Welch's t. Requests are no values of their own: what disturbs a trial is in all of them
-    scores           sample by sample (`results.compare`): McNemar's exact test where answers are right or wrong
-    joules           errors of meters that repeats do not narrow are added to the interval; of two meters, or two
-                     machines, with their gain. Nothing within a model's own error is certain
-    effect size      Hedges' g: the difference over the scatter of a trial. Share of requests that took longer
-    certain          p below `RATE` once all figures of all cells are looked at together (Benjamini and Hochberg 1995),
-                     and an interval that leaves out no change
-
-What drifts between two sessions is in no interval of two runs: `joulebench regress` knows it, from more runs.
+How surely a figure changed is judged in `results.history.compared`. What drifts between two sessions is in no interval
+of two runs: `joulebench regress` knows it, from more runs.
 """
 
 from __future__ import annotations
@@ -19,25 +10,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from results.binary_scores import binary_metrics
 from results.cells import answering, trials_of, usable
-from results.compare import Difference, SampleScores, UnlikeError, compare_scores, mean_difference, sample_scores
+from results.compare import SampleScores, UnlikeError, compare_scores, sample_scores
+from results.history.compared import RATE, Compared, controlled, model_error, of_groups, of_pairs, with_difference
 from results.history.points import CellPoint, Figure, cell_point
 from results.history.series import same_way
 from results.history.settings import changed_settings, engine_changes, settings_of
 from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
 from results.records import Cell
 from results.runs import RunData, RunInfo
-from results.statistics import CONFIDENCE, NORMAL_95
 from results.trials import Trial
-
-RATE: Final = 1 - CONFIDENCE
-Verdict = Literal["worse", "better", "different", "not certain", "refused", "not tested"]
-WELCH, PAIRED = "Welch's t", "paired t by repeat"
 
 
 class CompareError(Exception):
@@ -99,34 +84,6 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One figure of one pair of cells. change, low, high: shares (0.02 is 2 % more), of scores differences. effect:
-    Hedges' g. longer: share of requests that took longer. said: what is unlike and was allowed."""
-
-    workload: str
-    device: str
-    arm: str
-    first: Figure
-    second: Figure | None
-    verdict: Verdict
-    reason: str = ""
-    change: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    adjusted: float | None = None
-    test: str | None = None
-    effect: float | None = None
-    longer: float | None = None
-    said: tuple[str, ...] = ()
-    model_error: float | None = None
-
-    @property
-    def is_score(self) -> bool:
-        return self.first.kind == "accuracy"
-
-
-@dataclass(frozen=True)
 class Comparison:
     first: Side
     second: Side
@@ -152,7 +109,7 @@ def compare(first: Side, second: Side, allowed: frozenset[What], least: float = 
     pairs = _pairs(first, second)
     rows = [row for pair in pairs for row in _CellPair(first, second, pair, allowed).rows()]
     notes = tuple(_notes(first, second, rows, pairs))
-    return Comparison(first, second, tuple(_controlled(rows, least)), notes)
+    return Comparison(first, second, tuple(controlled(rows, least)), notes)
 
 
 def _pairs(first: Side, second: Side) -> list[Pair]:
@@ -294,7 +251,7 @@ class _CellPair:
             found = compare_scores(before, after, is_binary=metric in self._shares)
         except UnlikeError as error:
             return replace(row, reason=str(error))
-        return _with(row, found, found.mean, (found.low, found.high))
+        return with_difference(row, found, found.mean, (found.low, found.high))
 
     def _of_costs(self, row: Compared, other: Figure) -> Compared:
         figure = row.first
@@ -306,33 +263,11 @@ class _CellPair:
             row = replace(row, longer=_share_longer(*times_s))
         meters = self._meter_error(figure, other)
         is_modelled = "modelled" in (figure.method, other.method)
-        model = _model_error(figure, other) if is_modelled else None
+        row = replace(row, model_error=model_error(figure, other) if is_modelled else None)
         both = sorted(figure.values.keys() & other.values.keys())
         if self._same_run and len(both) >= 2:
-            logs = [math.log(other.values[i] / figure.values[i]) for i in both]
-            found, scatter = mean_difference(logs), float(np.std(logs, ddof=1))
-            if found.low is None and found.n > 1:
-                return replace(row, reason=found.reason or "", model_error=model)
-            effect = None if scatter == 0 else found.mean / scatter * _hedges(len(both) - 1)
-            return _of_logs(
-                replace(row, effect=effect, model_error=model), found.mean, _error(found), len(both) - 1, meters, PAIRED
-            )
-        return self._of_groups(replace(row, model_error=model), other, meters)
-
-    def _of_groups(self, row: Compared, other: Figure, meters: float | None) -> Compared:
-        groups = [np.log(list(f.values.values())) for f in (row.first, other)]
-        n = [len(group) for group in groups]
-        if min(n) < 2:
-            return replace(row, reason=f"{n[0]} and {n[1]} trials: no interval from one")
-        spread = [float(group.var(ddof=1)) for group in groups]
-        parts = [v / k for v, k in zip(spread, n, strict=True)]
-        size = float(groups[1].mean() - groups[0].mean())
-        if sum(parts) <= 1e-24:
-            return replace(row, reason="the trials of both sides come out alike: no scatter to judge by")
-        degrees = sum(parts) ** 2 / sum(part**2 / (k - 1) for part, k in zip(parts, n, strict=True))
-        pooled = math.sqrt(sum(v * (k - 1) for v, k in zip(spread, n, strict=True)) / (sum(n) - 2))
-        row = replace(row, effect=size / pooled * _hedges(sum(n) - 2))
-        return _of_logs(row, size, math.sqrt(sum(parts)), degrees, meters, WELCH)
+            return of_pairs(row, [math.log(other.values[i] / figure.values[i]) for i in both], meters)
+        return of_groups(row, other, meters)
 
     def _meter_error(self, figure: Figure, other: Figure) -> float | None:
         """Relative, that repeats do not narrow; None where a meter states none that would be needed."""
@@ -354,54 +289,6 @@ def _matters(unlike: Unlike, figure: Figure) -> bool:
     return figure.kind != "accuracy" or unlike.what not in ("roads", "methods", "meters")
 
 
-def _model_error(figure: Figure, other: Figure) -> float:
-    """Of the models behind them, infinite where one states none."""
-    errors = [math.inf if f.whole_error is None else f.whole_error for f in (figure, other) if f.method == "modelled"]
-    return math.hypot(*errors)
-
-
-def _error(found: Difference) -> float:
-    """Standard error behind a mean difference, by its t test."""
-    from scipy.special import stdtrit
-
-    if found.p is None or found.p >= 1.0:
-        return 0.0
-    return abs(found.mean) / abs(float(stdtrit(found.n - 1, found.p / 2)))
-
-
-def _of_logs(row: Compared, size: float, error: float, degrees: float, meters: float | None, test: str) -> Compared:
-    from scipy.special import stdtr, stdtrit
-
-    if meters is None:
-        return replace(row, reason="the meters state no uncertainty, and are not the same one")
-    both = math.hypot(error, meters)
-    if both == 0:
-        return replace(row, change=0.0, low=0.0, high=0.0, p=1.0, test=test)
-    # Welch and Satterthwaite: what repeats do not narrow is known with no end of degrees.
-    degrees = degrees * (both / error) ** 4 if error > 0 else math.inf
-    quantile = float(stdtrit(degrees, 0.5 + CONFIDENCE / 2)) if math.isfinite(degrees) else NORMAL_95
-    p = 2 * float(stdtr(degrees, -abs(size) / both))
-    return replace(
-        row,
-        change=math.expm1(size),
-        low=math.expm1(size - quantile * both),
-        high=math.expm1(size + quantile * both),
-        p=p,
-        test=test,
-    )
-
-
-def _with(row: Compared, found: Difference, change: float, ends: tuple[float | None, float | None]) -> Compared:
-    return replace(
-        row, change=change, low=ends[0], high=ends[1], p=found.p, test=found.test, reason=found.reason or row.reason
-    )
-
-
-def _hedges(degrees: float) -> float:
-    """The correction for few values (Hedges 1981)."""
-    return 1 - 3 / (4 * degrees - 1)
-
-
 def _share_longer(one: Mapping[str, float], other: Mapping[str, float]) -> float | None:
     """Of the requests that both answered, those whose mean time over trials is longer on the second side."""
     both = one.keys() & other.keys()
@@ -415,27 +302,3 @@ def _times(trials: Sequence[Trial]) -> Mapping[str, float]:
             total, n = found.get(completion.request_id, (0.0, 0))
             found[completion.request_id] = total + completion.e2e_s, n + 1
     return {request: total / n for request, (total, n) in found.items()}
-
-
-def _controlled(rows: Sequence[Compared], least: float) -> Iterator[Compared]:
-    from scipy.stats import false_discovery_control
-
-    ps = [row.p for row in rows if row.p is not None]
-    adjusted = iter(false_discovery_control(ps) if ps else ())
-    for row in rows:
-        yield row if row.p is None else _judged(replace(row, adjusted=float(next(adjusted))), least)
-
-
-def _judged(row: Compared, least: float) -> Compared:
-    change, p = row.change or 0.0, 1.0 if row.adjusted is None else row.adjusted
-    is_clear = row.low is not None and row.high is not None and not row.low <= 0 <= row.high
-    if p >= RATE or not is_clear:
-        return replace(row, verdict="not certain")
-    if abs(change) < least:
-        return replace(row, verdict="not certain", reason="smaller than what counts (--least)")
-    if row.model_error is not None and abs(math.log1p(change)) <= NORMAL_95 * row.model_error:
-        stated = "the model states no error" if math.isinf(row.model_error) else "within the model's own error"
-        return replace(row, verdict="not certain", reason=stated)
-    if row.first.better == "neither":
-        return replace(row, verdict="different")
-    return replace(row, verdict="worse" if (change > 0) == (row.first.better == "lower") else "better")

@@ -9,7 +9,8 @@ from typing import Final
 import pandas as pd
 from markupsafe import Markup
 
-from results.history.comparison import Compared, Comparison
+from results.history.compared import Compared
+from results.history.comparison import Comparison
 from results.history.points import Figure
 from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
