@@ -67,11 +67,11 @@ ONE_TIER = "one tier, "
 # --- the arms ---------------------------------------------------------------------------------------------------------
 
 
-def run_plan(out: Path) -> RunData:
-    """The run of the plan in `out`, made or completed."""
+def run_plan(plan: Path, out: Path) -> RunData:
+    """The run of a plan in `out`, made or completed."""
     joulebench = Path(sys.executable).with_name("joulebench")
     resume = ["--resume"] if Store.holds_run(out) else []
-    subprocess.run([joulebench, "run", PLAN, "--out", out, *resume], check=True)
+    subprocess.run([joulebench, "run", plan, "--out", out, *resume], check=True)
     with Store.view(out) as store:
         return store.data()
 
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("runs") / NAME)
     parsed = parser.parse_args(arguments)
-    run = run_plan(parsed.out)
+    run = run_plan(PLAN, parsed.out)
     table = accuracy_energy(run, tidy(run))
     checkpoint = load_checkpoint(MODEL, torch.float32)
     found = routings(checkpoint)
