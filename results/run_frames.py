@@ -21,6 +21,7 @@ from results.operations import operations_table
 from results.report.standings import Group, device_groups
 from results.resources import resources_table
 from results.runs import RunData
+from results.summary import summary
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class RunFrames:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        return tables.summary(self.run, self.tidy)
+        return summary(self.run, self.tidy)
 
     @cached_property
     def compared(self) -> pd.DataFrame:

@@ -23,7 +23,8 @@ from results.records import PowerTrace
 from results.report.html import html_text
 from results.runs import RunData
 from results.store import Store
-from results.tables import energy, summary
+from results.summary import summary
+from results.tables import energy
 from results.trials import Trial
 from tests.fakes.machine import IDLE_W, FakeBench, FakeMachine, FakeMeter
 from tests.plans import FAST, raw_plan

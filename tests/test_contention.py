@@ -26,7 +26,8 @@ from results.report.html import html_text
 from results.report.standings import device_groups
 from results.runs import RunData
 from results.store import Store
-from results.tables import summary, tidy
+from results.summary import summary
+from results.tables import tidy
 from results.trial_tables import trials as trials_table
 from results.trials import Trial
 from tests import run_builders as build

@@ -12,6 +12,7 @@ from results import tables
 from results.counters import COUNTERS, CountedLayers, EngineCounters
 from results.report.html import page_context
 from results.run_frames import RunFrames
+from results.summary import summary
 from tests.run_builders import cell, run, trial
 from tests.test_tables import one_cell, row
 
@@ -22,7 +23,7 @@ def test_a_counter_is_one_line_and_reaches_csv_page_and_terminal() -> None:
     data = one_cell(*both)
     assert row(data, "weight_loads")["mean"] == 20
     assert row(data, "weight_loads")["unit"] == "experts"
-    assert tables.summary(data)["weight_loads"].tolist() == [20]
+    assert summary(data)["weight_loads"].tolist() == [20]
     (experts,) = [t for t in page_context(data)["figure_tables"] if t.title == "Experts"]
     assert [title for title, _ in experts.headings] == ["dropped", "padded", "calls", "loads", "moved"]
     ((_, (arm,)),) = experts.parts
@@ -99,7 +100,7 @@ def test_counters_of_other_layers_than_are_priced_say_so_wherever_they_stand() -
         for c, n in zip(cells, (714, 100), strict=True)
     ]
     data, words = run(cells, trials), "of the 4 layers that ran; priced are 32"
-    assert tables.summary(data)["counters_of"].tolist() == [words, words]
+    assert summary(data)["counters_of"].tolist() == [words, words]
     (experts,) = [t for t in page_context(data)["figure_tables"] if t.title == "Experts"]
     ((_, arms),) = experts.parts
     assert [arm.method for arm in arms] == [("counted", words)] * 2

@@ -17,6 +17,7 @@ from results.report.page_units import PageUnits
 from results.report.standings import device_groups
 from results.runs import RunData
 from results.same_requests import asked_alike, unlike_notes
+from results.summary import summary
 from results.trial_tables import request_frames, trials
 from results.trials import Trial
 from tests.run_builders import cell, completion, failed, power_trace, reading, run, trial
@@ -66,7 +67,7 @@ def test_a_tail_of_waits_is_pooled_over_all_requests() -> None:
 def test_a_closed_loop_has_no_rows_of_load() -> None:
     data = run([cell()], [trial()])
     assert not {"queueing", "ttft_from_arrival", "utilisation"} & set(rows(data))
-    assert tables.summary(data)[["queueing_ms", "ttft_from_arrival_ms", "utilisation_percent"]].isna().all(axis=None)
+    assert summary(data)[["queueing_ms", "ttft_from_arrival_ms", "utilisation_percent"]].isna().all(axis=None)
     (single,) = request_frames(data)
     assert single[["arrival_s", "queueing_s", "ttft_from_arrival_s"]].isna().all(axis=None)
 
@@ -74,7 +75,7 @@ def test_a_closed_loop_has_no_rows_of_load() -> None:
 def test_waits_are_latencies_and_no_accuracies() -> None:
     data = run([cell()], [loaded()])
     assert tables.accuracy(data).empty
-    wide = tables.summary(data).iloc[0]
+    wide = summary(data).iloc[0]
     assert (wide["queueing_ms"], wide["ttft_from_arrival_ms"], wide["utilisation_percent"]) == (1000, 2000, 25)
     (single,) = request_frames(data)
     assert list(single["arrival_s"]) == [1.0, 2.0]
@@ -139,7 +140,7 @@ def test_arms_asked_the_same_show_its_hash_once() -> None:
     (asked_once,) = asked_of(data, arms_of(data.cells))
     assert asked_once.requests == "requests 3fa94c127f01"
     assert "requests 3fa94c127f01" in html_text(data)
-    assert set(tables.summary(data)["requests_sha256"]) == set(trials(data)["requests_sha256"]) == {SAME}
+    assert set(summary(data)["requests_sha256"]) == set(trials(data)["requests_sha256"]) == {SAME}
     ((group, _),) = device_groups(data, tables.tidy(data))
     assert group.verdicts["time"].is_certain
 
@@ -163,7 +164,7 @@ def test_arms_asked_otherwise_are_told_and_none_is_named_fastest() -> None:
 def test_repeats_of_one_arm_that_differ_are_told_too() -> None:
     data = run([cell()], [asked("c1", SAME, 0), asked("c1", OTHER, 1)])
     assert asked_alike(data) == {"gsm8k": False}
-    assert tables.summary(data)["requests_sha256"].item() == f"{SAME} {OTHER}"
+    assert summary(data)["requests_sha256"].item() == f"{SAME} {OTHER}"
 
 
 def test_runs_of_before_the_hash_are_taken_for_alike() -> None:
@@ -171,7 +172,7 @@ def test_runs_of_before_the_hash_are_taken_for_alike() -> None:
     assert unlike_notes(data) == []
     (asked_before,) = asked_of(data, arms_of(data.cells))
     assert asked_before.requests == "requests not recorded"
-    assert tables.summary(data)["requests_sha256"].isna().all()
+    assert summary(data)["requests_sha256"].isna().all()
 
 
 def test_a_cell_left_out_is_told_in_the_report() -> None:

@@ -26,7 +26,7 @@ from results.records import Request
 from results.report.html import html_text
 from results.roads import arithmetic_notes, comparable_roads, road_notes, road_words
 from results.store import Store
-from results.tables import summary
+from results.summary import summary
 from results.trial_tables import trials
 from tests.command import EXECUTABLE, environment
 from tests.fakes.families import CASES, write_family

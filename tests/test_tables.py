@@ -14,6 +14,7 @@ from results.energy import NO_JOULES
 from results.records import PowerTrace, Score
 from results.report.csv import csv_text
 from results.runs import RunData
+from results.summary import summary
 from results.trial_tables import request_frames, trials
 from results.trials import Trial
 from tests.run_builders import cell, completion, example_run, failed, reading, run, trial
@@ -43,7 +44,7 @@ def test_tidy_has_one_row_per_cell_metric_phase_meter_and_method() -> None:
 
 def test_an_empty_run_gives_empty_tables() -> None:
     nothing = run([], [])
-    assert [len(f(nothing)) for f in (tables.tidy, trials, tables.summary)] == [0, 0, 0]
+    assert [len(f(nothing)) for f in (tables.tidy, trials, summary)] == [0, 0, 0]
 
 
 def test_latency_is_the_mean_over_trials_of_the_mean_over_requests() -> None:
@@ -158,9 +159,9 @@ def test_a_relative_gauge_never_stands_under_joules() -> None:
     assert shown["energy_per_token"]["unit"] == "gauge unit/token"
     net = row(data, "net_energy_per_token", "all")
     assert (net["n"], net["reason"]) == (0, NO_JOULES)
-    [summary] = tables.summary(data).to_dict("records")
-    assert pd.isna(summary["all_j_per_token"])
-    assert NO_JOULES in summary["reason"]
+    [wide] = summary(data).to_dict("records")
+    assert pd.isna(wide["all_j_per_token"])
+    assert NO_JOULES in wide["reason"]
 
 
 def test_components_are_not_added_to_their_meters_total() -> None:
@@ -220,7 +221,7 @@ def test_a_share_of_right_samples_has_an_interval_with_a_width_and_within_0_and_
     acc = row(one_cell(*(scored("c1", right, repeat) for repeat in range(3))), "acc")
     assert (acc["n"], acc["mean"]) == (len(right), right.count("1") / len(right))
     assert (acc["ci_low"], acc["ci_high"]) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-12)
-    wide = tables.summary(one_cell(scored("c1", right))).iloc[0]
+    wide = summary(one_cell(scored("c1", right))).iloc[0]
     assert (wide["accuracy_low"], wide["accuracy_high"]) == (acc["ci_low"], acc["ci_high"])
     assert wide["accuracy_stderr"] == 0.1, "what the task states stays beside it"
 
@@ -250,7 +251,7 @@ def test_random_weights_and_sample_data_are_in_every_table() -> None:
     for frame in (tables.tidy(data), trials(data)):
         assert set(frame["model"]) == {"tiny-moe (random weights)"}
         assert set(frame["workload"]) == {"gsm8k (sample)"}
-    wide = tables.summary(data).iloc[0]
+    wide = summary(data).iloc[0]
     assert (wide["model_note"], wide["data_source"]) == ("random weights", "sample")
 
 
@@ -324,11 +325,11 @@ def test_requests_in_parts_are_the_same_table(monkeypatch: pytest.MonkeyPatch) -
 
 def test_summary_is_one_row_per_cell_in_display_units() -> None:
     data = one_cell(trial(energy=(reading("all", 12.0), reading("prefill", 4.0), reading("decode", 3.0))))
-    wide = tables.summary(data).iloc[0]
+    wide = summary(data).iloc[0]
     assert (wide["ttft_ms"], wide["tpot_ms"], wide["prefill_j_per_token"]) == pytest.approx((1000.0, 500.0, 1.0))
     assert (wide["energy_method"], wide["time_method"], wide["n"]) == ("counter", "measured", 1)
     assert "no idle baseline" in wide["reason"]
-    assert len(tables.summary(example_run())) == 12
+    assert len(summary(example_run())) == 12
 
 
 def test_an_interval_of_a_time_does_not_go_below_0() -> None:
