@@ -5,12 +5,13 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "pool.h"
 #include "vectors.h"
-#include "wide.h"
 
 // What queries may look at: position p sees positions max(0, p - window + 1) .. p, all of the past where window is 0.
 // sinks[head], if any, is a score that takes part in the softmax and carries no value.
@@ -38,22 +39,46 @@ struct Blocks {
   }
 };
 
-// out[8 V features] += the values of some blocks by their shares.
-template <int V>
+// Lane i is the sum of r[i]'s lanes, of all i in the same order: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+inline f8 sums_across(const f8 (&r)[8]) {
+  f8 fours[2];
+#pragma GCC unroll 2
+  for (int side = 0; side < 2; side++) {
+    const f8 *const of = r + 4 * side;
+    f8 pairs[4], columns[4];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      pairs[i] = __builtin_shufflevector(of[2 * i], of[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+      pairs[2 + i] = __builtin_shufflevector(of[2 * i], of[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      columns[2 * i] = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13);
+      columns[2 * i + 1] = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    fours[side] = (columns[0] + columns[1]) + (columns[2] + columns[3]);
+  }
+  return __builtin_shufflevector(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11) +
+         __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+// out[V registers of features] += the values of some blocks by their shares.
+template <class F, int V>
 inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const float* value, int64_t dim,
                        const float* share_S, float* out) {
-  f8 sums[V];
+  constexpr int kEach = sizeof(F) / sizeof(float);
+  F sums[V];
 #pragma GCC unroll 8
-  for (int v = 0; v < V; v++) sums[v] = load<f8>(out + 8 * v);
+  for (int v = 0; v < V; v++) sums[v] = load<F>(out + kEach * v);
   for (int64_t b = begin; b < end; b++)
     for (int i = 0; i < 8; i++) {
       const float* one = value + blocks.place(b, i) * dim;
       const float share = share_S[b * 8 + i];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; v++) sums[v] += share * load<f8>(one + 8 * v);
+      for (int v = 0; v < V; v++) sums[v] += share * load<F>(one + kEach * v);
     }
 #pragma GCC unroll 8
-  for (int v = 0; v < V; v++) store(out + 8 * v, sums[v]);
+  for (int v = 0; v < V; v++) store(out + kEach * v, sums[v]);
 }
 
 // A query token at `position` of one sequence, and its out[N, D]. D is a multiple of 8.
@@ -79,7 +104,7 @@ inline void attend_kv_head(const OneQuery& one, int64_t kv_head) {
   for (int64_t b = 0; b < blocks.n; b++) {
     const float* eight[8];
     for (int i = 0; i < 8; i++) eight[i] = key + blocks.place(b, i) * dim;
-    for (int i = 0; i < 8; i++) ask_ahead(eight[i], row_bytes);
+    for (int i = 0; i < 8; i++) ask_ahead(eight[i], row_bytes, 2 * kAhead);
     for (int64_t g = 0; g < per_kv; g++) {
       f8 sums[8] = {};
       for (int64_t d = 0; d < dim; d += 8) {
@@ -87,17 +112,20 @@ inline void attend_kv_head(const OneQuery& one, int64_t kv_head) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) sums[i] += of_query * load<f8>(eight[i] + d);
       }
-      transpose8(sums);
-      const f8 half = (sums[0] + sums[1]) + (sums[2] + sums[3]), rest = (sums[4] + sums[5]) + (sums[6] + sums[7]);
-      store(score_GS + (g * blocks.n + b) * 8, a.scale * (half + rest));
+      store(score_GS + (g * blocks.n + b) * 8, a.scale * sums_across(sums));
     }
   }
   for (int64_t g = 0; g < per_kv; g++) {
     float* score_S = score_GS + g * blocks.n * 8;
     const float sink = a.sinks ? a.sinks[kv_head * per_kv + g] : -INFINITY;
     for (int64_t s = blocks.n_seen; s < blocks.n * 8; s++) score_S[s] = -INFINITY;
+    f8 most = f8{} + sink;
+    for (int64_t s = 0; s < blocks.n * 8; s += 8) {
+      const f8 score = load<f8>(score_S + s);
+      most = score > most ? score : most;
+    }
     float largest = sink;
-    for (int64_t s = 0; s < blocks.n * 8; s++) largest = std::max(largest, score_S[s]);
+    for (int i = 0; i < 8; i++) largest = std::max(largest, most[i]);
     f8 totals = {};
     for (int64_t s = 0; s < blocks.n * 8; s += 8) {
       const f8 score = load<f8>(score_S + s);
@@ -113,12 +141,13 @@ inline void attend_kv_head(const OneQuery& one, int64_t kv_head) {
   for (int64_t piece = 0; piece < blocks.n; piece += kPiece) {
     const int64_t end_piece = std::min(piece + kPiece, blocks.n);
     for (int64_t b = piece; b < end_piece; b++)
-      for (int i = 0; i < 8; i++) ask_ahead(value + blocks.place(b, i) * dim, row_bytes);
+      for (int i = 0; i < 8; i++) ask_ahead(value + blocks.place(b, i) * dim, row_bytes, 2 * kAhead);
     for (int64_t g = 0; g < per_kv; g++) {
       const float* share_S = score_GS + g * blocks.n * 8;
       int64_t d = 0;
-      for (; d + 64 <= dim; d += 64) add_values<8>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
-      for (; d < dim; d += 8) add_values<1>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
+      for (; d + 64 <= dim; d += 64)
+        add_values<fN, 64 / kLanes>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
+      for (; d < dim; d += 8) add_values<f8, 1>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
     }
   }
 }

@@ -91,13 +91,13 @@ inline void dot_pairs(const Matrix& m, int64_t row, int64_t step, const float* x
   const uint16_t* const rows = (const uint16_t*)m.values + row * m.columns;
   constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
-  const auto add = [&](int64_t i, int u, const auto& weight_of) __attribute__((always_inline)) {
+  const auto add = [&](int64_t i, int u, const auto& weight_of) {
     wN weights[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) weights[r] = in_register(weight_of(rows + r * apart + i * kPairLanes));
+    for (int r = 0; r < R; r++) weights[r] = weight_of(rows + r * apart + i * kPairLanes);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
-      const wN input = in_register(load<wN>(x + t * stride + i * kLanes));
+      const wN input = load<wN>(x + t * stride + i * kLanes);
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++) sums[u][r][t] = add_pair_products(sums[u][r][t], weights[r], input);
     }

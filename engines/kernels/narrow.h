@@ -26,13 +26,14 @@ inline void dot_at_once(const typename S::element* rows, int64_t step, int64_t c
   const int64_t apart = step * columns;
   constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
+  const auto held = [](fN value) { return T > 2 ? in_register(value) : value; };
   const auto add = [&](int64_t c, int u) __attribute__((always_inline)) {
     fN weights[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) weights[r] = in_register(S::widen(rows + r * apart + c));
+    for (int r = 0; r < R; r++) weights[r] = held(S::widen(rows + r * apart + c));
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
-      const fN input = in_register(load<fN>(x + t * columns + c));
+      const fN input = held(load<fN>(x + t * columns + c));
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++) sums[u][r][t] += weights[r] * input;
     }

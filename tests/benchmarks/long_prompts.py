@@ -15,13 +15,15 @@ import torch
 
 from tests.benchmarks.engine_speed import FORMS, conditions, folder_of, instructions_here, ours, written
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
-from tests.benchmarks.race_models import add_models, prefill_flop
+from tests.benchmarks.race_models import MODELS, add_models, attention_flop, prefill_flop
 from tests.benchmarks.timing import Turns
 
 PAGE = "long-prompts"
 SHORT, PROMPTS = 1024, (4096, 16384)
 SHARE = 0.8
 """Of the short prompt's rate, that a long one is to keep."""
+FP32_ATTENTION, FP32_PRODUCT = 2 * 210, 505
+"""GFLOP/s of two cores with AVX-512: what attention reaches (decision 29), and the fastest large product known."""
 
 
 def measurements(
@@ -53,11 +55,22 @@ def measurements(
 
 
 def remarks() -> str:
+    longest = max(PROMPTS)
+    shares = {name: attention_flop(longest) / prefill_flop(name, longest) for name in MODELS}
+    said = "; ".join(
+        f"{name}: {share:.2f}, so {FP32_ATTENTION / share:.0f} and {FP32_PRODUCT / share:.0f}"
+        for name, share in shares.items()
+    )
     return (
         f"The models and forms of [engine speed](engine-speed.md), {torch.get_num_threads()} threads, batch 1. "
         "Operations are those of the matrices and of causal attention, whose part grows with the prompt; attention is "
         f"bf16 in the form bf16 by bf16 and fp32 in others. A long prompt is to keep {SHARE} of the rate of {SHORT} "
-        "tokens. Where products are of int8, a long prompt has a larger part of slower operations."
+        f"tokens.\n\nInt8 by int8 cannot keep it while attention is fp32. If s is attention's share of the operations, "
+        "A its rate and P that of the products, a prompt runs at 1 / (s / A + (1 - s) / P): less than A / s, however "
+        f"fast the products are. With {longest} tokens s is as follows, and A / s in GFLOP/s for the {FP32_ATTENTION} "
+        f"that fp32 attention reaches on two cores with AVX-512, and for {FP32_PRODUCT}, the fastest large fp32 "
+        f"product known there (derived): {said}. [Why attention is not rounded]"
+        "(../decisions/0029-int8-arithmetic.md) where a plan asks for int8."
     )
 
 

@@ -77,11 +77,16 @@ def active_weights(name: str) -> int:
     return int(BASE["num_hidden_layers"] * (attention + experts + hidden * model["num_experts"]))
 
 
-def prefill_flop(name: str, n_prompt: int) -> int:
-    """Of a prompt: two per weight and token, and per pair of a query and a key it sees, two for qk and two for pv."""
+def attention_flop(n_prompt: int) -> int:
+    """Of a prompt, in any of the models: for each pair of a query and a key it sees, two for qk and two for pv."""
     pairs = n_prompt * (n_prompt + 1) // 2
     features = BASE["num_hidden_layers"] * BASE["num_attention_heads"] * BASE["head_dim"]
-    return 2 * active_weights(name) * n_prompt + 4 * int(features) * pairs
+    return 4 * int(features) * pairs
+
+
+def prefill_flop(name: str, n_prompt: int) -> int:
+    """Of a prompt: two per weight and token, and attention's."""
+    return 2 * active_weights(name) * n_prompt + attention_flop(n_prompt)
 
 
 def decode_bytes(name: str, weight_bits: float, n_context: int) -> float:
