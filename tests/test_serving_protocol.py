@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -224,18 +224,18 @@ def test_a_head_has_no_body(server: LocalServer) -> None:
     assert found.endswith(b"\r\n\r\n")
 
 
-def test_a_client_that_goes_away_ends_its_request(server: LocalServer) -> None:
+def test_a_client_that_goes_away_ends_its_request(server: LocalServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="engines.serving.computing")
     asked = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     body = json.dumps(asked)
     with socket.create_connection(("127.0.0.1", server.port)) as leaving:
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Type: application/json\r\n"
         leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         assert b"200 OK" in leaving.recv(1 << 12)
-    started_s = time.monotonic()
+    # Computed behind the other, and so once that has ended.
     status, _ = post(server, COMPLETIONS, {"prompt": "a", "max_tokens": 2})
     assert status == 200
-    # 8000 tokens take more than ten seconds.
-    assert time.monotonic() - started_s < 5
+    assert "a client went away; its request is ended" in caplog.messages
 
 
 @given(st.data())
