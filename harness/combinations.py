@@ -9,6 +9,7 @@ from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.dispatch import FILE, way_to
 from engines.kernels.compile import has as processor_has
+from engines.pricing.schedule import unit_of_rest
 from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import GPU, HostsParameters
@@ -99,7 +100,20 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
             return f"{what} would be on {unit}, where its sheet prices no {what}"
         if (why := sheet.units[unit].only_ratios) is not None:
             return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"
-    return _unreached(technique, sheet)
+    return _unreached(technique, sheet) or _unjoined(technique, sheet, backbone)
+
+
+def _unjoined(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None) -> str | None:
+    """Why rows do not reach a unit or come back, or None. Units of one memory need no link."""
+    if not isinstance(technique, Composed) or sheet.memory is not None:
+        return None
+    rest = unit_of_rest(sheet, backbone or technique.backbone)
+    for unit in dict.fromkeys(map(sheet.computing, technique.units)):
+        for source, target in ((rest, unit), (unit, rest)):
+            if source != target and sheet.resource_between(source, target) is None:
+                what = "rows" if source == rest else "results"
+                return f"{what} of experts travel from {source} to {target}, and its sheet has no link between them"
+    return None
 
 
 def _unreached(technique: TechniqueSpec, sheet: Sheet) -> str | None:

@@ -12,6 +12,7 @@ import pytest
 from devices.models.efficiency import Efficiency
 from devices.models.sheet import Sheet, available_sheets, load_sheet, parse_sheet
 from engines.model.quantised import Quantisation
+from engines.pricing.cells import parameters
 from engines.pricing.model_shape import ModelShape
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import quantised, shape_named
@@ -122,6 +123,18 @@ def test_what_a_machine_lacks_is_known_before_anything_is_priced(name: str) -> N
     arms = [arm for arm in arms_on(sheet, SMALL) if arm.why_not is None]
     found = {arm.name: row_of(question, arm, sheet) for arm in arms}
     assert {arm: row.why_not for arm, row in found.items() if row.result == "not priced"} == {}
+
+
+def test_rows_that_no_link_carries_are_known_before_anything_is_priced() -> None:
+    """No weights travel, but rows do: pricing slices ends in the first layer there, and duplex where a token reaches
+    the other unit."""
+    whole, question = load_sheet("rtx5080-ndp"), Question(SMALL, UniformRouting(), 4, 1, 4)
+    sheet = whole.model_copy(update={"links": {}})
+    told = "rows of experts travel from gpu to ndp:0, and its sheet has no link between them"
+    assert [arm.why_not for arm in arms_on(sheet, SMALL, ("ndp-tp", "duplex"))] == [told, told]
+    assert [arm.why_not for arm in arms_on(whole, SMALL, ("ndp-tp",))] == [None]
+    unasked = row_of(question, Arm("ndp-tp", parameters=parameters("ndp-tp")), sheet)
+    assert "activations would travel from gpu to ndp:0" in str(unasked.why_not)
 
 
 def test_a_gpu_without_a_way_to_the_host_takes_nothing_that_is_fetched_from_there() -> None:

@@ -282,7 +282,7 @@ def test_every_row_is_computed_and_what_differs_is_explained(source: Source) -> 
     assert [row.claim.id for row in done.rows if row.verdict.outcome == "not computed"] == []
     open_rows = [row.claim.id for row in done.rows if row.verdict.has_held is False and not row.is_explained]
     assert open_rows == []
-    told = [row.claim.id for row in done.rows if row.verdict.has_held and row.finding and row.finding.explanation]
+    told = [row.claim.id for row in done.rows if row.verdict.has_held and row.finding and row.finding.why]
     assert told == [], "a row that holds needs no explanation"
 
 

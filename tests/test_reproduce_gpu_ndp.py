@@ -33,8 +33,8 @@ from harness.reproduce.gpu_ndp.configurations import (
 )  # fmt: skip
 from harness.reproduce.gpu_ndp.decode import Configuration, Decoding, chances, wanted_utilisation
 from harness.reproduce.gpu_ndp.end_to_end import Experts, Rest, rest_of, whole_s
-from harness.reproduce.gpu_ndp.found import findings
-from harness.reproduce.gpu_ndp.prefill import prefill_seconds
+from harness.reproduce.gpu_ndp.found import findings, prefill
+from harness.reproduce.gpu_ndp.prefill import Reading, mean_ratios, prefill_seconds
 from harness.reproduce.gpu_ndp.recorded import TRACE, counted_before, counted_now
 from harness.reproduce.gpu_ndp.stage import (
     FIDDLER,
@@ -46,6 +46,7 @@ from harness.reproduce.gpu_ndp.stage import (
     TP_PRE,
     Arm,
     Stage,
+    spread,
     with_ndp_clock,
 )  # fmt: skip
 from harness.reproduce.gpu_ndp.utilisation import utilisations
@@ -151,6 +152,30 @@ def test_monde_takes_what_the_formula_says(n: int, sheet: Sheet) -> None:
     for ids_K in uniform_choices(asked, 25, np.random.default_rng(n)):
         by_hand_s = monde_s(ids_K, expert_bytes(asked), n)
         assert stage.seconds(ids_K[None]) == pytest.approx(by_hand_s, abs=2 * (n + 1) * activation_s(asked))
+
+
+@pytest.mark.parametrize(("model", "n"), [(MIXTRAL, 3), (DEEPSEEK, 3)])
+def test_choices_that_lie_on_the_same_units_are_priced_once_and_take_the_same(
+    model: str, n: int, sheet: Sheet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of eight experts on three units: nine ways at most, whatever is drawn."""
+    asked, n_draws = MODELS[model], 120
+    stage = Stage(Arm(MONDE, n), asked.shape, sheet)
+    drawn_TK = uniform_choices(asked, n_draws, np.random.default_rng([0, n, asked.shape.n_experts]))
+    one_by_one = spread([stage.seconds(ids_K[None]) for ids_K in drawn_TK])
+    priced, seconds = [], Stage.seconds
+    monkeypatch.setattr(Stage, "seconds", lambda own, ids_TK: priced.append(ids_TK) or seconds(own, ids_TK))
+    assert Decoding(asked, n, sheet).monde(n_draws) == pytest.approx(one_by_one, rel=1e-12)
+    assert len(priced) == len(np.unique(drawn_TK % n, axis=0)) < n_draws
+
+
+def test_readings_of_a_prompt_that_only_explain_are_computed_where_somebody_reads_why(sheet: Sheet) -> None:
+    """Sensitivity compares figures and verdicts alone."""
+    fresh = Computed(ledger(), sheet)
+    rows = list(prefill(fresh))
+    assert [row.claim for row in rows] == ["001-010", "001-011", "001-008"]
+    assert "prefill" not in vars(fresh)
+    assert rows[0].ours == mean_ratios(computed().prefill[Reading(0.8e9, "least", 0.0)]).tp
 
 
 def test_monde_on_two_units_is_the_mean_over_all_choices(sheet: Sheet) -> None:

@@ -181,12 +181,12 @@ def test_each_miss_says_why_and_nothing_else_does() -> None:
     book = ledger()
     for row in judged(book, FOUND.values(), FOUND):
         assert row.finding is not None
-        assert bool(row.finding.explanation) == (row.verdict.has_held is False), row.claim.id
+        assert bool(row.finding.why) == (row.verdict.has_held is False), row.claim.id
 
 
 def test_the_one_model_that_is_faster_than_its_like_says_so() -> None:
     """9.1 over 7.2 token/s on the Galaxy A56; 5.8 / 6.3, 6.0 / 6.3, 7.3 / 7.8 and 15.1 / 14.1 elsewhere."""
-    told = FOUND["002-273"].explanation
+    told = FOUND["002-273"].why
     assert "over Qwen2.5-3B, with +4 % parameters, its speed is +26 % here, and -8 to +7 % on the other phones" in told
 
 
@@ -361,4 +361,4 @@ def test_an_explanation_is_only_for_a_miss() -> None:
     """A cell that holds gets none, and one that is moved off gets one."""
     held = Finding("002-175", 10.5, "shape")
     assert arithmetic.explained(held) == held
-    assert arithmetic.explained(replace(held, ours=20.0)).explanation
+    assert arithmetic.explained(replace(held, ours=20.0)).why

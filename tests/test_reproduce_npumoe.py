@@ -279,7 +279,7 @@ def test_cpu_cycles_say_what_is_missing(rows: dict[str, Judged]) -> None:
 def test_explanations_are_computed(rows: dict[str, Judged]) -> None:
     """By hand: 1.72 x 57.85 - 68.84 s over 128 x 2048 rows are 0.117 ms; 65536 of these make 22.65 s of 1024/512
     30.31 s, over 16.69 s. Table 5: 256 x 0.16 over 128 x 0.14."""
-    explanations = {id_: row.finding.explanation for id_, row in rows.items() if row.finding is not None}
+    explanations = {id_: row.finding.why for id_, row in rows.items() if row.finding is not None}
     assert "0.12 ms more for each row on the CPU; 1024/512 would then gain 1.82" in explanations["000-050"]
     assert "2.29 times as long" in explanations["000-202"]
     assert "leave 2.0 times" in explanations["000-057"], "(1 / 1.26 - 0.8 / 2.07) / 0.2 = 2.04"
@@ -288,16 +288,16 @@ def test_explanations_are_computed(rows: dict[str, Judged]) -> None:
 
 def test_inputs_that_differ_say_what_is_known_of_why(rows: dict[str, Judged]) -> None:
     told = {id_: row.finding for id_, row in rows.items() if row.verdict.outcome == "another input"}
-    assert all(finding is not None and (finding.explanation or finding.note) for finding in told.values())
+    assert all(finding is not None and (finding.why or finding.note) for finding in told.values())
     cpu, comm, gpu = told["000-247"], told["000-249"], told["000-264"]
     assert cpu is not None
     assert comm is not None
     assert gpu is not None
-    assert "The other 1.04 J are drawn while the NPU works" in cpu.explanation, "1.23 J less 0.022 s at 8.4481 W"
-    assert "1.0 ms of its work for each of 128 launches" in cpu.explanation, "1.04 J / 8.4481 W / 128"
+    assert "The other 1.04 J are drawn while the NPU works" in cpu.why, "1.23 J less 0.022 s at 8.4481 W"
+    assert "1.0 ms of its work for each of 128 launches" in cpu.why, "1.04 J / 8.4481 W / 128"
     assert rows["000-247"].is_explained
-    assert "it is 2.40 W in this one" in comm.explanation, "1.37 J over 0.572 s"
-    assert "is 72.7 W" in gpu.explanation, "515.60 mJ over 7.09 ms"
+    assert "it is 2.40 W in this one" in comm.why, "1.37 J over 0.572 s"
+    assert "is 72.7 W" in gpu.why, "515.60 mJ over 7.09 ms"
 
 
 def test_the_largest_gain_tells_what_it_hangs_on(rows: dict[str, Judged]) -> None:

@@ -52,10 +52,11 @@ class Finding:
     """ours: None where we have no figure; missing says then what it would take.
 
     claim: its id. method: what gives our figure. note: what a reader must know of it, one sentence. explanation: of a
-    figure that is not as the source's, why; a row that holds has none. theirs: what the source's text amounts to as a
-    number, where the claim is a text such as a formula; of no other claim. rounding: of a figure that follows from
-    printed ones, least and most that it may be as these are rounded (`rounding.span_of`); one for each of our figures.
-    replaced: of a figure that was computed before its row was known and counts no longer, why another one does.
+    figure that is not as the source's, why; or what says so, where that takes long and is asked of pages alone; a row
+    that holds has none. theirs: what the source's text amounts to as a number, where the claim is a text such as a
+    formula; of no other claim. rounding: of a figure that follows from printed ones, least and most that it may be as
+    these are rounded (`rounding.span_of`); one for each of our figures. replaced: of a figure that was computed before
+    its row was known and counts no longer, why another one does.
 
     >>> Finding("004-020", (5.0, 3.0), "plan", note="weight loads without skipping, and with")
     """
@@ -64,11 +65,16 @@ class Finding:
     ours: Ours | None
     method: Method | None = None
     note: str = ""
-    explanation: str = ""
+    explanation: str | Callable[[], str] = ""
     missing: str = ""
     theirs: Number | None = None
     rounding: tuple[Span, ...] = ()
     replaced: str = ""
+
+    @property
+    def why(self) -> str:
+        """The explanation."""
+        return self.explanation if isinstance(self.explanation, str) else self.explanation()
 
     def __post_init__(self) -> None:
         if (self.ours is None) != bool(self.missing):

@@ -48,7 +48,7 @@ def ratio_text(row: Judged) -> str:
 def why(row: Judged) -> str:
     """Of its verdict: the explanation and the note; where there is neither, why it has its class."""
     finding, claim = row.finding, row.claim
-    told = [] if finding is None else [one.rstrip(".") for one in (finding.explanation, finding.note) if one]
+    told = [] if finding is None else [one.rstrip(".") for one in (finding.why, finding.note) if one]
     if told or claim.klass == "not predictable" or row.verdict.has_held:
         return SEPARATOR.join(told)
     return claim.reason

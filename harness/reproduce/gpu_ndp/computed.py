@@ -56,7 +56,10 @@ class Computed:
 
     @cached_property
     def without_shared(self) -> dict[Configuration, SpeedUps]:
-        return all_speed_ups(self.sheet, WITHOUT_SHARED)
+        """Where a model has no shared experts, as in `decoding`."""
+        others = {name: asked for name, asked in WITHOUT_SHARED.items() if asked != MODELS[name]}
+        own = all_speed_ups(self.sheet, others)
+        return {one: own[one] if one in own else self.decoding[one] for one in supported(self.sheet, WITHOUT_SHARED)}
 
     @property
     def printed_decoding(self) -> dict[Configuration, SpeedUps]:
@@ -114,10 +117,11 @@ class Computed:
     def prefill(self) -> dict[Reading, dict[Configuration, PrefillRatios]]:
         return readings(self.sheet)
 
-    @property
+    @cached_property
     def held(self) -> dict[Configuration, PrefillRatios]:
         """Under the reading that was declared: uniform routing, the best split, the clock of the sheet."""
-        return self.prefill[Reading(HELD_CLOCK_HZ, LEAST, UNIFORM)]
+        own = readings(self.sheet, clocks_hz=(HELD_CLOCK_HZ,), skews=(UNIFORM,))
+        return own[Reading(HELD_CLOCK_HZ, LEAST, UNIFORM)]
 
     @cached_property
     def best_clock_hz(self) -> float:

@@ -60,7 +60,14 @@ class Decoding:
             return Spread(self._monde_of_two(stage), 0.0)
         random = np.random.default_rng([seed, self.n_units, self.asked.shape.n_experts])
         chosen_TK = uniform_choices(self.asked, n_draws, random)
-        return spread([stage.seconds(ids_K[None]) for ids_K in chosen_TK])
+        known: dict[tuple[int, ...], float] = {}
+        found = []
+        for ids_K in chosen_TK:  # in the order of their numbers, dealt to the units in turn: only where they lie counts
+            units = tuple((ids_K % self.n_units).tolist())
+            if units not in known:
+                known[units] = stage.seconds(ids_K[None])
+            found.append(known[units])
+        return spread(found)
 
     def _monde_of_two(self, stage: Stage) -> float:
         """Over all ways in which the chosen experts, in the order of their numbers, lie on two units, each as often as

@@ -81,12 +81,15 @@ class Request:
         self._n_layers = asked.shape.n_sparse_layers
         random = np.random.default_rng([SEED, asked.shape.n_experts])
         self._prompt_TK = uniform_choices(asked, PROMPT_TOKENS, random)
+        self._prefill_s: dict[str, float] = {}
 
     def prefill_s(self, name: str) -> float:
         """Of the experts of all layers. What is fetched ahead is of no use to a prompt."""
         name = {TP_PRE: TP, FULL: TP_LB}.get(name, name)
-        stage = Stage(Arm(name, self._n_units), self._asked.shape, self._sheet)
-        return self._n_layers * stage.seconds(self._prompt_TK, "prefill")
+        if name not in self._prefill_s:
+            stage = Stage(Arm(name, self._n_units), self._asked.shape, self._sheet)
+            self._prefill_s[name] = self._n_layers * stage.seconds(self._prompt_TK, "prefill")
+        return self._prefill_s[name]
 
     def experts(self, name: str, utilisation: float = 0.0) -> Experts:
         """utilisation: of what is fetched ahead."""

@@ -84,35 +84,42 @@ def _share(utilisation: float | None) -> str:
 
 
 def prefill(own: Computed) -> Iterator[Finding]:
-    held, n = mean_ratios(own.held), len(own.prefill)
+    held = mean_ratios(own.held)
+    declared = f"uniform routing, MoNDE's best split, multipliers at {HELD_CLOCK_HZ / 1e9:g} GHz, which nobody states"
+    yield Finding(TP_PREFILL, held.tp, "priced", declared, explanation=lambda: f"{_of_rows()}; {_all_three(own)}")
+    yield Finding(
+        LB_PREFILL, held.tp_lb, "priced", declared,
+        explanation=lambda: "MoNDE's best split sends as many experts to the GPU as Eq. 2 does, so little is left;"
+        f" {_all_three(own)}",
+    )  # fmt: skip
+    yield Finding(
+        QWEN3_PREFILL, mean_ratios(own.held, QWEN3).tp_lb, "priced", declared, explanation=lambda: _of_clock(own)
+    )
+
+
+def _all_three(own: Computed) -> str:
     readings = sorted({f"h = {one.split}" for one in own.all_three})
     slowest = min((one.clock_hz for one in own.all_three), default=0.0)
     which = f", all with {', '.join(readings)} and {slowest / 1e9:g} GHz or more" if own.all_three else ""
-    all_three = (
-        f"of {n} readings (clock, MoNDE's split, skew of the routing) {len(own.all_three)} have"
-        f" {own.stated_of_prefill} within 15 % at"
-        f" once{which}"
+    return (
+        f"of {len(own.prefill)} readings (clock, MoNDE's split, skew of the routing) {len(own.all_three)} have"
+        f" {own.stated_of_prefill} within 15 % at once{which}"
     )
-    declared = f"uniform routing, MoNDE's best split, multipliers at {HELD_CLOCK_HZ / 1e9:g} GHz, which nobody states"
+
+
+def _of_rows() -> str:
     rows = [PROMPT_TOKENS * asked.shape.top_k / asked.shape.n_experts for asked in MODELS.values()]
-    row = (
+    return (
         f"at that clock a DIMM computes a row of an expert in the time in which it reads it, and a prompt has"
         f" {min(rows):.0f} to {max(rows):.0f} rows for each; MoNDE's best split fetches nearly all experts instead"
     )
-    yield Finding(TP_PREFILL, held.tp, "priced", declared, explanation=f"{row}; {all_three}")
-    yield Finding(
-        LB_PREFILL, held.tp_lb, "priced", declared,
-        explanation="MoNDE's best split sends as many experts to the GPU as Eq. 2 does, so little is left;"
-        f" {all_three}",
-    )  # fmt: skip
+
+
+def _of_clock(own: Computed) -> str:
     best = mean_ratios(own.prefill[Reading(own.best_clock_hz, LEAST, UNIFORM)], QWEN3)
-    yield Finding(
-        QWEN3_PREFILL,
-        mean_ratios(own.held, QWEN3).tp_lb,
-        "priced",
-        declared,
-        explanation=f"no clock gives it with MoNDE's best split, so that none is fitted and the sheet's is held; the"
-        f" nearest of all that were tried, {own.best_clock_hz / 1e9:g} GHz, gives {best.tp_lb:.2f}; {all_three}",
+    return (
+        f"no clock gives it with MoNDE's best split, so that none is fitted and the sheet's is held; the nearest of all"
+        f" that were tried, {own.best_clock_hz / 1e9:g} GHz, gives {best.tp_lb:.2f}; {_all_three(own)}"
     )
 
 

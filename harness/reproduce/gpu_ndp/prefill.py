@@ -67,13 +67,13 @@ class PrefillRatios(NamedTuple):
 
 def readings(
     sheet: Sheet, models: Mapping[str, Asked] = MODELS, clocks_hz: Sequence[float] = CLOCKS_HZ,
-    units: tuple[int, ...] = PRINTED_UNITS,
+    units: tuple[int, ...] = PRINTED_UNITS, skews: Sequence[float] = SKEWS,
 ) -> dict[Reading, dict[Configuration, PrefillRatios]]:  # fmt: skip
     """Of every configuration that holds its model."""
     found: dict[Reading, dict[Configuration, PrefillRatios]] = {}
     for clock_hz in clocks_hz:
         clocked = with_ndp_clock(sheet, clock_hz)
-        for skew in SKEWS:
+        for skew in skews:
             for one in supported(sheet, models, units):
                 own = prefill_seconds(models[one.model], one.n_units, clocked, skew)
                 for split, monde_s in own.monde.items():
