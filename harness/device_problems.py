@@ -43,7 +43,8 @@ def sheet_problems(device: DeviceSpec) -> tuple[str, ...]:
     try:
         sheet_of(device)
     except SheetError as error:
-        return error.problems
+        *others, last = error.problems
+        return (*others, f"{last}; {error.hint}" if error.hint else last)
     return ()
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +12,9 @@ from hypothesis import strategies as st
 
 from engines.errors import EngineError
 from engines.model.checkpoints import tensor_shapes
-from engines.model.model_config import parse_model_config
+from engines.model.model_config import parse_model_config, read_model_config
 from engines.model.rope import Llama3Scaling, RopeConfig
+from engines.pricing.shapes import shape_named
 from engines.tiny.model import CONFIG
 from tests.fakes.published import PUBLISHED
 
@@ -174,6 +178,43 @@ def test_null_of_a_key_that_a_family_does_not_have_says_nothing(name: str) -> No
 def test_experts_that_lie_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         parse_model_config({**CONFIG, **changes}, 0)
+
+
+OLD: dict[str, Any] = PUBLISHED["deepseek-moe-16b-base"].config | {"num_hidden_layers": 4}
+LITE: dict[str, Any] = PUBLISHED["GLM-4.7-Flash"].config | {"num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (CONFIG | {"mlp_only_layers": [1, 4]}, "mlp_only_layers names layer 4, and num_hidden_layers 4 ends at 3"),
+        (CONFIG | {"mlp_only_layers": [1, 2, 1]}, "mlp_only_layers names layer 1 more than once"),
+        (CONFIG | {"mlp_only_layers": [-1]}, r"mlp_only_layers must be a list of whole numbers, found \[-1\]"),
+        (CONFIG | {"decoder_sparse_step": 0}, "decoder_sparse_step must be a whole number above 0, found 0"),
+        (CONFIG | {"decoder_sparse_step": 1.5}, "decoder_sparse_step must be a whole number above 0, found 1.5"),
+        (CONFIG | {"decoder_sparse_step": 5}, "decoder_sparse_step 5 is more than num_hidden_layers 4"),
+        (OLD | {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number, found -1"),
+        (OLD | {"first_k_dense_replace": 5}, "first_k_dense_replace 5 is more than num_hidden_layers 4"),
+        (OLD | {"moe_layer_freq": 0}, "moe_layer_freq must be a whole number above 0, found 0"),
+        (OLD | {"moe_layer_freq": 5}, "moe_layer_freq 5 is more than num_hidden_layers 4"),
+        (LITE | {"mlp_layer_types": ["dense", "sparse", "thick", "sparse"]}, "mlp_layer_types must .* found .thick"),
+        (LITE | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types must name 4 layers"),
+    ],
+)  # fmt: skip
+def test_layers_that_the_model_does_not_have_are_refused(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=f"config.json: {message}"):
+        parse_model_config(raw, 0)
+
+
+def test_an_error_names_the_file_that_was_given(tmp_path: Path) -> None:
+    own = tmp_path / "mine.json"
+    own.write_text(json.dumps(CONFIG | {"mlp_only_layers": [99]}))
+    with pytest.raises(EngineError, match=f"^{re.escape(str(own))}: mlp_only_layers names layer 99"):
+        shape_named(str(own))
+    (tmp_path / "config.json").write_bytes(own.read_bytes())
+    for read in (lambda: read_model_config(tmp_path), lambda: shape_named(str(tmp_path))):
+        with pytest.raises(EngineError, match=f"^{re.escape(str(tmp_path / 'config.json'))}: mlp_only_layers names"):
+            read()
 
 
 @pytest.mark.parametrize("eos", ["<|end|>", [0, "x"], {}, -1, 1.5, [[0]]])

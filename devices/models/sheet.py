@@ -279,12 +279,16 @@ _FOLDER = resources.files("devices.models") / "sheets"
 
 
 class SheetError(DeviceError):
-    """A sheet that is none. problems: one line each."""
+    """A sheet that is none. problems: one line each. hint: where to read on; no problem of its own."""
 
-    def __init__(self, which: SheetRef, problems: Sequence[str]) -> None:
+    def __init__(self, which: SheetRef, problems: Sequence[str], hint: str = "") -> None:
         self.problems = tuple(problems)
-        more = f"; and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
-        super().__init__(f"sheet {which}: {'; '.join(problems[:MOST_TOLD])}{more}")
+        self.hint = hint
+        told = [
+            *problems[:MOST_TOLD],
+            *([f"and {len(problems) - MOST_TOLD} more"] if len(problems) > MOST_TOLD else []),
+        ]
+        super().__init__(f"sheet {which}: {'; '.join([*told, *([hint] if hint else [])])}")
 
 
 @cache
@@ -334,7 +338,7 @@ def parse_sheet(text: str, name: str, ref: SheetRef | None = None) -> Sheet:
     try:
         sheet = parse_record(Sheet, text)
     except RecordError as error:
-        raise SheetError(ref or name, [*error.problems, "docs/sheets.md has the keys"]) from error
+        raise SheetError(ref or name, error.problems, "docs/sheets.md has the keys") from error
     if sheet.name != name:
         raise SheetError(ref or name, [f"calls itself {sheet.name[:80]!r}; name the file after it"])
     return sheet

@@ -68,6 +68,14 @@ def wholes(raw: Mapping[str, Any], key: str) -> list[int]:
     return value
 
 
+def per_layer(listed: Any, key: str, n_layers: int) -> list[Any]:
+    if not isinstance(listed, list) or len(listed) < n_layers:
+        raise EngineError(
+            f"config.json: {key} must name {n_layers} layers, found {told(listed)}; num_hidden_layers says how many"
+        )
+    return listed[:n_layers]
+
+
 def switch(raw: Mapping[str, Any], key: str, default: bool | None = None) -> bool:
     """Some published configs write 0 and 1, or a number that is not 0. default: where there is no such key; null is an
     error, for families differ in what they take it for."""

@@ -30,6 +30,7 @@ from engines.model.config_keys import AROUND_TEXT, FAMILY_KEYS
 from engines.model.config_values import (
     optional_number,
     optional_whole,
+    per_layer,
     positive_number,
     positive_whole,
     switch,
@@ -40,6 +41,7 @@ from engines.model.config_values import (
 )
 from engines.model.families import FAMILIES, Family, RouterFamily
 from engines.model.rope import read_rope, rope_table, yarn_amplitude
+from engines.model.sparse_layers import sparse_layers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CONFIG_FILE = "config.json"
@@ -50,11 +52,22 @@ MAX_EXPERTS_IN_ALL = 100_000
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Reads config.json (and generation_config.json, if any). Raises `EngineError` on what cannot be computed."""
-    raw = read_json(folder / CONFIG_FILE)
+    path = folder / CONFIG_FILE
+    raw = read_json(path)
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     eos = generation.get("eos_token_id")
-    return parse_model_config(raw, eos if eos is not None else raw.get("eos_token_id"))
+    return config_in(path, raw, eos if eos is not None else raw.get("eos_token_id"))
+
+
+def config_in(path: Path, raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:
+    """As `parse_model_config`, of what stands in that file: errors name it."""
+    try:
+        return parse_model_config(raw, eos_token_id)
+    except EngineError as error:
+        words = str(error)
+        words = f"{path}{words.removeprefix(CONFIG_FILE)}" if words.startswith(CONFIG_FILE) else words
+        raise EngineError(words) from error
 
 
 def parse_model_config(raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:
@@ -247,7 +260,7 @@ def _rope_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[bool, ...]:
         return (True,) * n_layers
     interval = positive_whole(raw, "no_rope_layer_interval")
     listed = wholes(raw, "no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(n_layers)]
-    return tuple(bool(turns) for turns in _per_layer(listed, "no_rope_layers", n_layers))
+    return tuple(bool(turns) for turns in per_layer(listed, "no_rope_layers", n_layers))
 
 
 def _spans(
@@ -255,7 +268,7 @@ def _spans(
 ) -> tuple[Span | None, ...]:
     n_layers = len(rope_layers)
     listed = raw.get("layer_types")
-    kinds = None if listed is None else _per_layer(listed, "layer_types", n_layers)
+    kinds = None if listed is None else per_layer(listed, "layer_types", n_layers)
     sizes: dict[str, Span | None] = {"full_attention": None}
     if family.window_layers is not None and (window := optional_whole(raw, "sliding_window")) is not None:
         sizes["sliding_attention"] = _limiting(Span("sliding", window), max_length)
@@ -280,14 +293,6 @@ def _spans(
 def _limiting(span: Span, max_length: int) -> Span | None:
     """A span that no sequence can exceed is none."""
     return span if span.n_tokens < max_length else None
-
-
-def _per_layer(listed: Any, key: str, n_layers: int) -> list[Any]:
-    if not isinstance(listed, list) or len(listed) < n_layers:
-        raise EngineError(
-            f"config.json: {key} must name {n_layers} layers, found {told(listed)}; num_hidden_layers says how many"
-        )
-    return listed[:n_layers]
 
 
 # --- experts ---------------------------------------------------------------------------------------------------------
@@ -317,7 +322,7 @@ def _moe(
         expert_bias=router.expert_bias,
         weights_input=router.weights_input,
         mxfp4=_is_mxfp4(file, family),
-        sparse_layers=_sparse_layers(raw, n_layers),
+        sparse_layers=sparse_layers(raw, n_layers),
     )
 
 
@@ -360,25 +365,6 @@ def _shared_experts(raw: Mapping[str, Any], router: RouterFamily, expert_width: 
         return SharedExpertConfig(expert_width, gated=False)
     n_shared = optional_whole(raw, "n_shared_experts") if router.shared == "plain" else None
     return SharedExpertConfig(expert_width * n_shared, gated=False) if n_shared is not None else None
-
-
-def _sparse_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """Families count dense layers in their own ways: a list of kinds, a list of layers, the first few, or a step."""
-    if raw.get("mlp_layer_types") is not None:
-        kinds = _per_layer(raw["mlp_layer_types"], "mlp_layer_types", n_layers)
-        return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
-    if raw.get("moe_layers") is not None:
-        return tuple(sorted(layer for layer in {*wholes(raw, "moe_layers")} if layer < n_layers))
-    first_sparse = whole(raw, "first_k_dense_replace", 0)
-    frequency = positive_whole(raw, "moe_layer_freq") if "moe_layer_freq" in raw else 1
-    step_key = next((key for key in ("decoder_sparse_step", "interleave_moe_layer_step") if key in raw), None)
-    step = 1 if step_key is None else positive_whole(raw, step_key)
-    dense = set(wholes(raw, "mlp_only_layers"))
-    return tuple(
-        layer
-        for layer in range(first_sparse, n_layers)
-        if layer not in dense and layer % frequency == 0 and (layer + 1) % step == 0
-    )
 
 
 def _dtype(raw: Mapping[str, Any]) -> torch.dtype:

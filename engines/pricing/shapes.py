@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engines.errors import EngineError
-from engines.model.model_config import CONFIG_FILE, ModelConfig, parse_model_config, read_json
+from engines.model.model_config import CONFIG_FILE, ModelConfig, config_in, read_json
 from engines.model.quantised import Quantisation, bits_of_value
 from engines.pricing.model_shape import LatentShape, WeightBits
 from engines.pricing.model_shape import ModelShape as ModelShape
@@ -72,7 +72,7 @@ def shape_named(name: str) -> ModelShape:
         )
     # How wide its weights are is asked, and no weights are read: any form of them will do.
     raw = {key: value for key, value in read_json(path).items() if key != "quantization_config"}
-    return own_shape(label_of_shape(name), parse_model_config(raw, None))
+    return own_shape(label_of_shape(name), config_in(path, raw, None))
 
 
 def quantised(shape: ModelShape, forms: Quantisation) -> ModelShape:
