@@ -77,10 +77,9 @@ inline void narrow_experts(const Experts& e, int n_threads) {
       const auto each_product = [&](const Matrix& m, const auto& take) {
         in_streams(m, from, to, [&](int64_t i, int64_t step, int n) {
           in_pieces(e, call, [&](int64_t first, int rows) {
-            float results[kStreams * kMaxTokens] = {};
-            dot(m, i, step, n, rows, input + first * up_stride, results);
-            for (int k = 0; k < n; k++)
-              for (int r = 0; r < rows; r++) take(inner_RI[(first + r) * width + i + k * step], results[k * rows + r]);
+            each_dot(m, i, step, n, rows, input + first * up_stride, [&](int k, int r, float result) {
+              take(inner_RI[(first + r) * width + i + k * step], result);
+            });
           });
         });
       };
@@ -97,13 +96,10 @@ inline void narrow_experts(const Experts& e, int n_threads) {
     for (int64_t call = e.first_made; call < e.end_made; call++) {
       in_streams(e.down(call), begin, end, [&](int64_t h, int64_t step, int n) {
         in_pieces(e, call, [&](int64_t first, int rows) {
-          float results[kStreams * kMaxTokens] = {};
-          dot(e.down(call), h, step, n, rows, prepared + first * down_stride, results);
-          for (int r = 0; r < rows; r++) {
-            if (e.token_R[first + r] < 0) continue;
-            float* to = e.out_TH + e.token_R[first + r] * hidden + h;
-            for (int k = 0; k < n; k++) to[k * step] += e.weight_R[first + r] * results[k * rows + r];
-          }
+          each_dot(e.down(call), h, step, n, rows, prepared + first * down_stride, [&](int k, int r, float result) {
+            const int64_t token = e.token_R[first + r];
+            if (token >= 0) e.out_TH[token * hidden + h + k * step] += e.weight_R[first + r] * result;
+          });
         });
       });
     }

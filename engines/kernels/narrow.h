@@ -242,6 +242,26 @@ inline void dot(const Matrix& m, int64_t row, int64_t step, int n_rows, int n_to
   }
 }
 
+// take(r, t, dot of row `row` + r step with input row t), for up to four rows and n_tokens in 1..8. Where the compiler does
+// not know how many are taken, it loads sixteen of them, which were stored four at a time. Such a load waits until the
+// stores have left the core, after all weights that were read before them. Of one token, whose weights are waited for
+// most, it knows.
+template <class F>
+__attribute__((always_inline)) inline void each_dot(const Matrix& m, int64_t row, int64_t step, int n_rows, int n_tokens,
+                                                    const float* x, const F& take) {
+  if (n_tokens == 1 && n_rows == kStreams) {
+    float results[kStreams] = {};
+    dot_tokens<1>(m, row, step, kStreams, x, results);
+#pragma GCC unroll 4
+    for (int r = 0; r < kStreams; r++) take(r, 0, results[r]);
+    return;
+  }
+  float results[kStreams * kMaxTokens] = {};
+  dot(m, row, step, n_rows, n_tokens, x, results);
+  for (int r = 0; r < n_rows; r++)
+    for (int t = 0; t < n_tokens; t++) take(r, t, results[r * n_tokens + t]);
+}
+
 inline int64_t row_bytes(const Matrix& m) { return std::max<int64_t>(1, m.columns * kBits[m.format] / 8); }
 
 // Asks for the beginnings of four places: no row before them did.

@@ -44,11 +44,9 @@ inline void narrow_products(const Product* products, int n_products, const float
       const float* input = inputs[int(input_of(*p.matrix))];
       const int64_t from = p.first + std::max(begin, start) - start, to = p.first + std::min(end - start, p.n_made());
       in_streams(*p.matrix, from, to, [&](int64_t row, int64_t step, int n) {
-        float results[kStreams * kMaxTokens] = {};
-        dot(*p.matrix, row, step, n, int(n_tokens), input, results);
-        for (int r = 0; r < n; r++)
-          for (int t = 0; t < n_tokens; t++)
-            p.out[t * rows + row + r * step] = results[r * n_tokens + t] + (p.bias ? p.bias[row + r * step] : 0.0f);
+        each_dot(*p.matrix, row, step, n, int(n_tokens), input, [&](int r, int t, float result) {
+          p.out[t * rows + row + r * step] = result + (p.bias ? p.bias[row + r * step] : 0.0f);
+        });
       });
       start += p.n_made();
     }
