@@ -205,28 +205,30 @@ def test_a_model_that_fits_nowhere_is_a_result() -> None:
 
 
 def test_keys_and_values_of_a_long_context_need_room_too() -> None:
-    """By hand: 48 layers x 2 x 4 heads x 128 x 2 bytes = 98,304 bytes a token of Qwen3-30B-A3B. A GPU of 85.9 GB holds
-    58.0 GB of experts, 3.1 GB of the rest and the keys of 252,000 tokens."""
+    """By hand: 48 layers x 2 x 4 heads x 128 x 2 bytes = 98,304 bytes a token of Qwen3-30B-A3B. A GPU of 80 GiB holds
+    54.0 GiB of experts, 2.9 GiB of the rest and the keys of 252,000 tokens."""
     long = replace(cell_of("gpu", "a100"), shape=QWEN3, cached_tokens=260_000, prompt_tokens=1, decode_steps=0)
     found = str(price_cell(long).lacks)
-    assert "25.6 GB of keys and values of 260001 tokens, and gpu of sheet a100 hold 85.9 GB" in found
+    assert "23.8 GiB of keys and values of 260001 tokens, and gpu of sheet a100 hold 80.0 GiB" in found
     assert "a shorter context" in found
     assert price_cell(replace(long, cached_tokens=240_000)).result == "ok"
     shared = replace(long, technique=parameters("on-demand"))
     assert price_cell(shared).result == "ok", "the experts lie on the host"
     beyond = price_cell(replace(shared, cached_tokens=900_000)).lacks
-    assert "passes through and 88.5 GB of keys and values of 900001 tokens" in str(beyond)
+    assert "passes through and 82.4 GiB of keys and values of 900001 tokens" in str(beyond)
 
 
 def test_what_every_token_passes_through_needs_room_beside_the_experts() -> None:
-    """By hand, in bf16: five layers of mixtral have 5 x 8 x 3 x 4096 x 14336 x 2 = 14.1 GB of experts, and 0.42 GB of
-    attention (5 x 4096 x 128 x 2 x 40 values); embedding and head of 320,000 tokens are 5.2 GB. The GPU holds 17.2."""
+    """By hand, in bf16: five layers of mixtral have 5 x 8 x 3 x 4096 x 14336 x 2 = 13.1 GiB of experts, and 0.39 GiB of
+    attention (5 x 4096 x 128 x 2 x 40 values); embedding and head of 320,000 tokens are 4.9 GiB. The GPU holds 16."""
     few = replace(NAMED_SHAPES["mixtral-8x7b"], n_layers=5)
     assert price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=few)).result == "ok"
     found = price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=replace(few, vocabulary=320_000)))
-    assert str(found.lacks).startswith("oom: 14.1 GB of experts of mixtral-8x7b beside 5.7 GB of the rest, and gpu of")
+    assert str(found.lacks).startswith(
+        "oom: 13.1 GiB of experts of mixtral-8x7b beside 5.3 GiB of the rest, and gpu of"
+    )
     large = price_cell(replace(cell_of("on-demand", "a6000"), shape=replace(few, vocabulary=4_000_000)))
-    assert str(large.lacks).startswith("oom: 66.0 GB of what every token of mixtral-8x7b passes through, and gpu of")
+    assert str(large.lacks).startswith("oom: 61.4 GiB of what every token of mixtral-8x7b passes through, and gpu of")
 
 
 @pytest.mark.parametrize("recall", [0.0, 0.5, 0.9, 1.0])

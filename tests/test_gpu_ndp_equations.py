@@ -35,7 +35,7 @@ def test_a_plan_of_what_does_not_fit_says_that_its_cells_are_not_supported(name:
         assert plan.warnings == ()
         return
     (line,) = plan.warnings
-    assert "80.5 GB of experts of phi-3.5-moe, and ndp:0, ndp:1 of sheet rtx5080-ndp hold 68.7 GB" in line
+    assert "75.0 GiB of experts of phi-3.5-moe, and ndp:0, ndp:1 of sheet rtx5080-ndp hold 64.0 GiB" in line
     assert "its cells will say N.S.: " in line
 
 

@@ -261,7 +261,7 @@ def test_a_model_that_fits_nowhere_is_a_result(tmp_path: Path) -> None:
     assert ran.code == 0, ran.stderr
     assert "1 without figures (" in ran.stdout
     summary = (tmp_path / "run" / "summary.csv").read_text()
-    assert "oom: 58.0 GB of experts of qwen3-30b-a3b" in summary
+    assert "oom: 54.0 GiB of experts of qwen3-30b-a3b" in summary
     arms = (tmp_path / "run" / "arms.csv").read_text()
     assert f",{NO_MODEL}\n" in arms  # the reason why accuracy is missing
     heat = (tmp_path / "run" / "heat.csv").read_text().splitlines()

@@ -176,15 +176,15 @@ def test_layers_without_experts_share_no_memory() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "dropless"])
 def test_a_unit_that_holds_no_such_model_is_told_when_the_plan_is_checked(name: str) -> None:
-    """80.5 GB of Phi's experts, and the GPU of the sheet holds 17.2; its CPU's memory holds them."""
+    """75.0 GiB of Phi's experts, and the GPU of the sheet holds 17.2; its CPU's memory holds them."""
     arm: dict[str, object] = {"name": "arm", "technique": {"name": name}, "devices": [PHI["name"]]}
     told = checked(engine=[arm], device=[PHI]).warnings
     if name == "dropless":
         assert told == ()
         return
     (line,) = told
-    assert line.startswith("engine arm: its cells will say oom: 80.5 GB of experts of phi-3.5-moe, and gpu of sheet")
-    assert "rtx5080-ndp hold 17.2 GB" in line
+    assert line.startswith("engine arm: its cells will say oom: 75.0 GiB of experts of phi-3.5-moe, and gpu of sheet")
+    assert "rtx5080-ndp hold 16.0 GiB" in line
 
 
 def test_a_tier_larger_than_a_chunk_is_told() -> None:

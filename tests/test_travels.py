@@ -220,9 +220,9 @@ def test_a_gpu_does_all_but_the_experts_of_others_and_reads_its_cache() -> None:
         (
             "phi-3.5-moe",
             2,
-            "N.S.: 80.5 GB of experts of phi-3.5-moe, and ndp:0, ndp:1 of sheet rtx5080-ndp",
+            "N.S.: 75.0 GiB of experts of phi-3.5-moe, and ndp:0, ndp:1 of sheet rtx5080-ndp",
         ),
-        ("mixtral-8x7b", 2, "N.S.: 90.2 GB of experts"),
+        ("mixtral-8x7b", 2, "N.S.: 84.0 GiB of experts"),
         ("mixtral-8x7b", 4, None),
     ],
 )
@@ -234,7 +234,7 @@ def test_models_that_the_dimms_cannot_hold_are_not_supported(name: str, n: int, 
 
 def test_experts_that_are_not_fetched_must_fit_where_they_are_computed() -> None:
     sheet, qwen = load_sheet("rtx5080-ndp"), NAMED_SHAPES["qwen3-30b-a3b"]
-    assert str(lacks_room(["gpu"], False, sheet, qwen)).startswith("oom: 58.0 GB of experts of qwen3-30b-a3b, and gpu")
+    assert str(lacks_room(["gpu"], False, sheet, qwen)).startswith("oom: 54.0 GiB of experts of qwen3-30b-a3b, and gpu")
     assert lacks_room(["gpu"], True, sheet, qwen) is None, "192 GB on the host"
     assert lacks_room(["cpu"], False, load_sheet("m2-ultra"), qwen) is None, "the sheet states no memory"
 
@@ -245,7 +245,7 @@ def test_experts_of_a_unit_that_another_stands_in_for_must_fit_into_the_memory_o
     small = sheet.model_copy(update={"stands_in": {"npu": "gpu"}})
     for backbone in ("gpu", "npu"):
         assert str(lacks_room(["npu", "gpu"], False, small, qwen, backbone)).startswith(
-            "oom: 58.0 GB of experts of qwen3-30b-a3b, and gpu of sheet rtx5080-ndp hold 17.2 GB"
+            "oom: 54.0 GiB of experts of qwen3-30b-a3b, and gpu of sheet rtx5080-ndp hold 16.0 GiB"
         )
 
 
@@ -261,7 +261,7 @@ def test_what_every_token_passes_through_must_fit_too() -> None:
     assert lacks_room(["gpu"], False, sheet, few, "gpu") is None
     wide = replace(few, vocabulary=320_000)
     found = str(lacks_room(["gpu"], False, sheet, wide, "gpu"))
-    assert found.startswith("oom: 14.1 GB of experts of mixtral-8x7b beside 5.7 GB of the rest, and gpu of sheet")
+    assert found.startswith("oom: 13.1 GiB of experts of mixtral-8x7b beside 5.3 GiB of the rest, and gpu of sheet")
     large = replace(few, vocabulary=3_200_000)
     found = str(lacks_room(["ndp:0", "ndp:1"], True, sheet, large, "gpu"))
-    assert found.startswith("oom: 52.8 GB of what every token of mixtral-8x7b passes through, and gpu of sheet")
+    assert found.startswith("oom: 49.2 GiB of what every token of mixtral-8x7b passes through, and gpu of sheet")
