@@ -245,6 +245,18 @@ def test_a_figure_in_several_places_is_told_to_count_once() -> None:
     assert told == ("4 of 5, 80 %; 2 of 3, 66.6 %, where a figure that the source states in several places counts once")
 
 
+def test_exact_rows_that_differ_are_named() -> None:
+    rows = [claim("exact", "7", id_=f"009-{n:03}") for n in range(1, 8)]
+    book = book_of(*rows)
+    findings = [Finding("009-001", 7.0, "plan"), Finding("009-002", 9.0, "plan", explanation="a mean")]
+    findings += [Finding(f"009-{n:03}", 9.0, "plan") for n in (3, 4, 5)]
+    found = [Reproduced(SOURCES[0], tuple(judged(book, findings, list(book.claims))), ())]
+    (aim,) = [aim for aim in aims(found) if "exact" in aim.words]
+    assert not aim.is_met
+    named = "009-002 differs, explained, 009-003 differs, open, 009-004 differs, open, and 1 more"
+    assert aim.told == f"1 of 7; {named}", "two were not computed, which the first aim counts"
+
+
 def test_an_input_that_differs_says_whether_it_is_explained() -> None:
     rows = [claim("input", "5", id_="009-001"), claim("input", "5", id_="009-002")]
     findings = [Finding("009-001", 6.0, "plan", explanation="of GiB"), Finding("009-002", 6.0, "plan", note="of GiB")]

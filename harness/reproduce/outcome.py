@@ -199,6 +199,8 @@ def aims(done: Sequence[Reproduced]) -> list[Aim]:
     by_input = f", {inputs} of them inputs, which test nothing" if inputs else ""
     rounded = sum(row.verdict.outcome == "as rounded" and row.verdict.has_held is True for row in rows)
     by_rounding = f", {rounded} of them within the rounding of the figures that they follow from" if rounded else ""
+    inexact = [r for r in rows if r.claim.klass == "exact" and r.differs and r.verdict.outcome != "not computed"]
+    by_name = f"; {_names(inexact)}" if inexact else ""
     enough = math.ceil(ENOUGH_PREDICTED * n_predicted - FLOAT_NOISE)
     needed = f"; {enough} would be enough" if near < enough else ""
     share = f", {_percent(near, n_predicted)}{needed}" if n_predicted else ""
@@ -210,7 +212,7 @@ def aims(done: Sequence[Reproduced]) -> list[Aim]:
         )
     found = [
         (len(rows), Aim("every row has a verdict", n_verdicts == len(rows), f"{n_verdicts} of {len(rows)}")),
-        (n_exact, Aim("all exact rows are exact", exact == n_exact, f"{exact} of {n_exact}{by_rounding}")),
+        (n_exact, Aim("all exact rows are exact", exact == n_exact, f"{exact} of {n_exact}{by_rounding}{by_name}")),
         (
             n_orderings,
             Aim(
@@ -233,6 +235,16 @@ def aims(done: Sequence[Reproduced]) -> list[Aim]:
         ),
     ]
     return [aim for n, aim in found if n]
+
+
+MOST_NAMED = 3
+
+
+def _names(rows: Sequence[Judged]) -> str:
+    """Of rows that differ, the first few."""
+    told = [f"{row.claim.id} differs, {'explained' if row.is_explained else 'open'}" for row in rows[:MOST_NAMED]]
+    more = len(rows) - MOST_NAMED
+    return ", ".join([*told, *([f"and {more} more"] if more > 0 else [])])
 
 
 def _percent(n: int, of: int) -> str:
