@@ -32,6 +32,7 @@ from harness.reproduce.gpu_ndp.configurations import (
     uniform_choices,
 )  # fmt: skip
 from harness.reproduce.gpu_ndp.decode import Configuration, Decoding, chances, wanted_utilisation
+from harness.reproduce.gpu_ndp.drawn import which_fit
 from harness.reproduce.gpu_ndp.end_to_end import Experts, Rest, rest_of, whole_s
 from harness.reproduce.gpu_ndp.found import findings, prefill
 from harness.reproduce.gpu_ndp.prefill import Reading, mean_ratios, prefill_seconds
@@ -82,6 +83,14 @@ def test_dimms_hold_what_they_can(sheet: Sheet) -> None:
     """29.9 (30.8 with shared experts), 58.0, 80.5 and 90.2 GB in N times 34.4."""
     lacking = {name: [n for n in range(1, 7) if no_room(asked, n, sheet)] for name, asked in MODELS.items()}
     assert lacking == {DEEPSEEK: [], QWEN3: [1], PHI: [1, 2], MIXTRAL: [1, 2]}
+
+
+def test_what_fits_and_what_does_not_is_told_in_one_unit(own: Computed) -> None:
+    """DeepSeek-MoE by hand: 27 layers x 66 experts of 16.5 MiB are 28.7 GiB; Phi 32 x 16 of 150 MiB are 75."""
+    told = {(one.row, one.column): (one.ours, one.note) for one in which_fit(own).entries}
+    assert told[DEEPSEEK, "N = 1"] == ("fits: 28.7 of 32 GiB", "")
+    assert told[PHI, "N = 2"][1].startswith("N.S.: 75.0 GiB of experts of phi-3.5-moe, and ndp:0, ndp:1 of sheet")
+    assert not any(" GB" in str(text) for pair in told.values() for text in pair)
 
 
 def test_choices_are_distinct_even_and_have_what_every_token_chooses() -> None:

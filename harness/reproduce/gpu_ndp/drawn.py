@@ -31,7 +31,7 @@ from harness.reproduce.gpu_ndp.decode import N_DRAWS, UTILISATIONS, Configuratio
 from harness.reproduce.gpu_ndp.end_to_end import AHEAD
 from harness.reproduce.gpu_ndp.end_to_end import UTILISATIONS as END_TO_END
 from harness.reproduce.gpu_ndp.prefill import SKEWS, SPLITS, Reading, mean_ratios
-from harness.reproduce.gpu_ndp.sizes import COLUMNS, DIMM_BYTES, FIRST_ROW, row_of_table_2
+from harness.reproduce.gpu_ndp.sizes import COLUMNS, DIMM_BYTES, FIRST_ROW, GIB, row_of_table_2
 from harness.reproduce.gpu_ndp.stage import ARMS, FIDDLER, FULL, MONDE, ON_DEMAND, TP, TP_LB, TP_PRE
 from harness.reproduce.redrawn import Entry, SourceTable
 
@@ -68,8 +68,8 @@ def which_fit(own: Computed) -> SourceTable:
     for model, asked in MODELS.items():
         for n in N_UNITS:
             lacks = no_room(asked, n, own.sheet)
-            needed = asked.shape.routed_bytes / 1e9
-            ours = NO_ROOM if lacks is not None else f"fits: {needed:.1f} of {n * DIMM_BYTES / 1e9:.1f} GB"
+            needed = asked.shape.routed_bytes / GIB
+            ours = NO_ROOM if lacks is not None else f"fits: {needed:.1f} of {n * DIMM_BYTES / GIB:g} GiB"
             entries.append(Entry(model, f"N = {n}", ours, note=str(lacks) if lacks is not None else ""))
     return SourceTable(
         "Fig. 9 to 11, N.S.", "what so many DIMMs of 32 GiB hold", "", "model", tuple(entries),
