@@ -332,8 +332,7 @@ BLOCK = 64
 class Rotations:
     """cos_SP and sin_SP of all positions from 0 on, as far as anybody asked.
 
-    Kept, for torch computes them on all its threads: waking those in each prompt took longer than the rest of a small
-    one beside a busy program.
+    Kept, for torch computes them on all its threads, which would be woken in each prompt.
     """
 
     def __init__(self, frequency_P: Tensor, amplitude: float) -> None:
