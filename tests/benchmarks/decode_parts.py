@@ -82,7 +82,8 @@ own. A ratio is the part's share of the whole token. What no part of the kernels
 choice of the token, and what Python does between two steps. A clock inside the kernels costs about 50 ns each time.
 
 Run 1 is of kernels that did not ask ahead for what they read, run 2 of some that did not ask for beginnings of places
-([what that gained](../decisions/0007-kernels-for-many-tokens.md)). Rows of one run may be compared with each other."""
+([what that gained](../decisions/0007-kernels-for-many-tokens.md)). In runs of 26 November memory waited at every fourth
+row of a matrix ([why](../decisions/0005-kernels-for-decoding.md)). Rows of one run may be compared with each other."""
 
 
 def main() -> None:
