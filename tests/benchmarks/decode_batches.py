@@ -122,7 +122,8 @@ def remarks() -> str:
         "is of all sequences together, without the first tokens, which come with the prompts. Ours: `run_batch`, "
         "which is `max_batch` of an arm. llama.cpp: llama-batched-bench, which works with keys and values in f16. "
         "transformers: fp32, one tensor of all prompts, its fastest expert implementation. Forms are those of engine "
-        "speed."
+        "speed. Rows of 26 November are of kernels that read weights and inputs of a few rows from memory at each use "
+        "([what holding them gained](../decisions/0007-kernels-for-many-tokens.md))."
     )
 
 
