@@ -123,7 +123,10 @@ def remarks() -> str:
         "which is `max_batch` of an arm. llama.cpp: llama-batched-bench, which works with keys and values in f16. "
         "transformers: fp32, one tensor of all prompts, its fastest expert implementation. Forms are those of engine "
         "speed. Rows of 26 November are of kernels that read weights and inputs of a few rows from memory at each use "
-        "([what holding them gained](../decisions/0007-kernels-for-many-tokens.md))."
+        "([what holding them gained](../decisions/0007-kernels-for-many-tokens.md)). Of int4 by int8 on 27 November, "
+        "16 experts were run three times and 128 experts twice: a neighbour disturbed the runs that are not here. "
+        "llama.cpp gave 597 and 698 token/s for 128 experts the day before, by which ours would be 1.02 and 1.35 times "
+        "as fast."
     )
 
 
