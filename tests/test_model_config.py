@@ -16,6 +16,7 @@ from engines.model.model_config import parse_model_config, read_model_config
 from engines.model.rope import Llama3Scaling, RopeConfig
 from engines.pricing.shapes import shape_named
 from engines.tiny.model import CONFIG
+from tests.config_mutations import BASES, raw_of
 from tests.fakes.published import PUBLISHED
 
 LLAMA: dict[str, Any] = {
@@ -203,6 +204,17 @@ LITE: dict[str, Any] = PUBLISHED["GLM-4.7-Flash"].config | {"num_hidden_layers":
 )  # fmt: skip
 def test_layers_that_the_model_does_not_have_are_refused(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=f"config.json: {message}"):
+        parse_model_config(raw, 0)
+
+
+def test_a_small_model_may_have_fewer_layers_than_its_family_has_dense_ones() -> None:
+    """transformers: DeepSeek-V3 takes 3 where the file says nothing, and `layer_idx >= first_k_dense_replace`."""
+    raw = raw_of(BASES["deepseek-v3"]) | {"num_hidden_layers": 2, "first_k_dense_replace": 3}
+    silent = {key: value for key, value in raw.items() if key != "first_k_dense_replace"}
+    moe = parse_model_config(silent, 0).moe
+    assert moe is not None
+    assert moe.sparse_layers == ()
+    with pytest.raises(EngineError, match="first_k_dense_replace 3 is more than num_hidden_layers 2"):
         parse_model_config(raw, 0)
 
 

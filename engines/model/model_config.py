@@ -322,7 +322,7 @@ def _moe(
         expert_bias=router.expert_bias,
         weights_input=router.weights_input,
         mxfp4=_is_mxfp4(file, family),
-        sparse_layers=sparse_layers(raw, n_layers),
+        sparse_layers=sparse_layers(raw, n_layers, file.keys()),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from engines.errors import EngineError
@@ -14,15 +14,16 @@ STEPS = ("decoder_sparse_step", "interleave_moe_layer_step")
 LISTED_DENSE, LISTED_SPARSE, KINDS = "mlp_only_layers", "moe_layers", "mlp_layer_types"
 
 
-def sparse_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
+def sparse_layers(raw: Mapping[str, Any], n_layers: int, said: Collection[str]) -> tuple[int, ...]:
     """Families count dense layers in their own ways: a list of kinds, a list of layers, the first few, or a step.
 
-    None need be left with experts: transformers computes such a model too.
+    `said`: keys that the file has. A family's own value may lie beyond a small model, which is dense then. None need be
+    left with experts: transformers computes such a model too.
     """
-    return tuple(_said_sparse(raw, n_layers))
+    return tuple(_sparse(raw, n_layers, said))
 
 
-def _said_sparse(raw: Mapping[str, Any], n_layers: int) -> Iterator[int]:
+def _sparse(raw: Mapping[str, Any], n_layers: int, said: Collection[str]) -> Iterator[int]:
     if raw.get(KINDS) is not None:
         kinds = per_layer(raw[KINDS], KINDS, n_layers)
         if others := [kind for kind in kinds if kind not in ("sparse", "dense")]:
@@ -32,10 +33,13 @@ def _said_sparse(raw: Mapping[str, Any], n_layers: int) -> Iterator[int]:
     if raw.get(LISTED_SPARSE) is not None:
         yield from sorted(_own_layers(raw, LISTED_SPARSE, n_layers))
         return
-    first_sparse = _up_to(whole(raw, FIRST_DENSE, 0), FIRST_DENSE, n_layers)
-    frequency = _up_to(positive_whole(raw, FREQUENCY), FREQUENCY, n_layers) if FREQUENCY in raw else 1
+    first_sparse = whole(raw, FIRST_DENSE, 0)
+    frequency = positive_whole(raw, FREQUENCY) if FREQUENCY in raw else 1
     step_key = next((key for key in STEPS if key in raw), None)
-    step = 1 if step_key is None else _up_to(positive_whole(raw, step_key), step_key, n_layers)
+    step = 1 if step_key is None else positive_whole(raw, step_key)
+    for key, value in ((FIRST_DENSE, first_sparse), (FREQUENCY, frequency), (step_key, step)):
+        if key in said and value > n_layers:
+            raise EngineError(f"config.json: {key} {value} is more than num_hidden_layers {n_layers}")
     dense = _own_layers(raw, LISTED_DENSE, n_layers)
     for layer in range(first_sparse, n_layers):
         if layer not in dense and layer % frequency == 0 and (layer + 1) % step == 0:
@@ -52,9 +56,3 @@ def _own_layers(raw: Mapping[str, Any], key: str, n_layers: int) -> set[int]:
     if twice := [layer for layer, n in Counter(listed).items() if n > 1]:
         raise EngineError(f"config.json: {key} names layer {twice[0]} more than once; name it once")
     return set(listed)
-
-
-def _up_to(value: int, key: str, n_layers: int) -> int:
-    if value > n_layers:
-        raise EngineError(f"config.json: {key} {value} is more than num_hidden_layers {n_layers}")
-    return value
