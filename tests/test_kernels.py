@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from engines.kernels import compile as compiling
 from engines.kernels import native
 from engines.model.architecture import RouterConfig
 from engines.model.experts import ExpertWeights, GatedWeights, execute, widened_linear, widened_rows
+from engines.model.norms import row_norms
 from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4, rounded_to_int8, store
 from engines.model.router import RouterWeights, choose, route, router_logits
 from engines.oracle import mix_experts
@@ -323,6 +325,25 @@ def test_sums_are_torchs_to_the_last_bit(shape: tuple[int, int]) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("shape", [(1, 4096), (192, 448), (64, 1408), (3, 40000), (0, 8)])
+def test_norms_of_rows_are_torchs_to_the_last_bit_and_wake_none_of_its_threads(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which torch wakes for more than 32767 values. A single row that has more is asked for alone."""
+    norm, asked = torch.linalg.vector_norm, []
+
+    def counted(x: Tensor, **given: Any) -> Tensor:
+        asked.append(tuple(x.shape))
+        return norm(x, **given)
+
+    x_TH = torch.randn(shape)
+    expected = norm(x_TH, dim=-1)
+    monkeypatch.setattr(torch.linalg, "vector_norm", counted)
+    assert torch.equal(row_norms(x_TH), expected)
+    assert all(n_rows <= 1 or n_rows * width < 32768 for n_rows, width in asked)
+    assert sum(n_rows for n_rows, _ in asked) == shape[0]
+
+
 def test_callers_at_the_same_time_do_not_mix_their_results() -> None:
     torch.set_num_threads(2)
     weight = random(2000, 128)

@@ -48,7 +48,7 @@ from engines.model.experts import (
 from engines.model.guessed import GuessedStep
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
-from engines.model.norms import summed
+from engines.model.norms import row_norms, summed
 from engines.model.rope import LongRope, as_transformers
 from engines.model.router import route
 from engines.model.said_layouts import AskedLayouts, SaidLayouts
@@ -229,7 +229,7 @@ class Transformer:
         for layer, weights in enumerate(self._weights.layers):
             attended_TH = self._attend(weights.attention_norm(hidden_TH), layer, step)
             # Saliency [S, 000 §3.2] is the attention block's own output, before the residual is added.
-            saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1, dtype=torch.float32) if wants_norm else None
+            saliency_T = row_norms(attended_TH) if wants_norm else None
             if weights.after_attention_norm is not None:
                 attended_TH = weights.after_attention_norm(attended_TH)
             hidden_TH = summed(hidden_TH, attended_TH)
