@@ -25,7 +25,7 @@ from engines.curves.machine import FittedMachine, points_text, residual_rows, sh
 from engines.curves.pieces import CALLS, Bench, tiled
 from engines.curves.prices import EXPERTS_FEW, FEW, Known, Residual, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Piece, Point
-from engines.curves.steps import EngineRun, fetching_layers, priced, request_of
+from engines.curves.steps import EngineRun, fetching_layers, priced, prompt_fetches, request_of
 from engines.made_models import MadeSizes
 from engines.techniques.presets import preset_parameters
 from results.records import Request
@@ -308,7 +308,7 @@ def test_each_line_of_experts_has_points_that_tell_a_call_from_the_bytes_that_it
     assert {"few rows", "experts"} <= set(curves)
 
 
-def test_layers_that_fetch_are_those_of_the_median_token_and_of_the_whole_prompt() -> None:
+def test_layers_that_fetch_are_those_of_the_median_token_and_experts_those_of_the_whole_prompt() -> None:
     """As their times are: the first tokens find less in a cache."""
 
     class Engine:
@@ -319,11 +319,12 @@ def test_layers_that_fetch_are_those_of_the_median_token_and_of_the_whole_prompt
 
         def run(self, request: Request, on_phase: PhaseListener) -> None:
             for n_fetching in (4, 3):
-                self.observer.step(4, 4, "prefill", [SimpleNamespace(transfers=[0])] * n_fetching)
+                self.observer.step(4, 4, "prefill", [SimpleNamespace(transfers=[0, 1])] * n_fetching)
             for n_fetching in (4, 1, 1):
                 plans = [SimpleNamespace(transfers=[0] * (i < n_fetching)) for i in range(4)]
                 self.observer.step(1, 9, "decode", plans)
 
     engine: Any = Engine()
-    assert fetching_layers(engine, request_of(8, 4, 16)) == (7, 1)
+    assert fetching_layers(engine, request_of(8, 4, 16)) == 1
+    assert prompt_fetches(engine, request_of(8, 4, 16)) == 14
     assert engine.observer is None

@@ -326,6 +326,23 @@ bytes_per_s = {figure(1.0)}
     assert engine_s(PricedStep(1, 4), None) == 0
 
 
+def test_each_expert_that_travels_in_a_prompt_takes_the_engine_longer() -> None:
+    """3 s for each of two; nothing for one that its layer has, nor while a token is decoded."""
+    link = f'[links.file]\nsource = "file"\ntarget = "cpu"\nkind = "shared"\nbytes_per_s = {figure(1.0)}\n'
+    sheet = host(kernels=f"prompt_fetch = {{ s_per_launch = {figure(3.0)} }}\n{link}")
+    there = Transfer(2, 0, "cpu", "cpu", WEIGHT_BYTES)
+    moved = Transfers.of([Transfer(expert, 0, FILE, "cpu", WEIGHT_BYTES) for expert in (0, 1)] + [there])
+    shape = ModelShape("toy", 1, 8, 3, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)
+
+    def engine_s(step: PricedStep, transfers: Transfers) -> float:
+        found = operations(step, [plan_of(CallKind(), transfers)], shape, "cpu", None, Travels(sheet))
+        return sum(operation_seconds(sheet, one) for one in found if one.name == "engine")
+
+    assert engine_s(PricedStep(1, 4), moved) == 6
+    assert engine_s(PricedStep(1, 4), Transfers.of([there])) == 0
+    assert engine_s(PricedStep(1, 4, "decode"), moved) == 0
+
+
 def test_experts_that_a_decoded_token_gives_more_than_few_rows_take_the_engine_longer() -> None:
     """A second a weight byte of an expert with 3 rows, which meets each byte of 4 with 1.5 FLOP; nothing of one with 2,
     and nothing while a prompt is read."""

@@ -30,17 +30,18 @@ Kernel = Literal[
     "decode_layer",
     "fetching_layer",
     "prompt_fetching_layer",
+    "prompt_fetch",
     "many_rows",
     "prompt_few_rows",
 ]
 """Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready. Scores are
 what attention makes of queries, keys and values: a sheet that prices them apart has projections alone in `attention`,
-and a machine that skips what the mask hides. The last eight are what the engine takes beside its kernels: for each step
+and a machine that skips what the mask hides. The last nine are what the engine takes beside its kernels: for each step
 that reads a prompt, for each of its layers, and the same of steps that decode one token; for a layer whose experts must
-travel, besides, of a token and of a prompt; and for each weight byte of experts that a token gives more than few rows,
-as a static shape does: it calls so few of them that its units wait for memory, and for each other; and what experts
-with few rows take longer in a prompt, where each layer calls them by itself, than in a decoded token, which is one
-call."""
+travel, besides, of a token and of a prompt; for each expert that must travel in a prompt; and for each weight byte of
+experts that a token gives more than few rows, as a static shape does: it calls so few of them that its units wait for
+memory, and for each other; and what experts with few rows take longer in a prompt, where each layer calls them by
+itself, than in a decoded token, which is one call."""
 
 
 LEAST_RATE, MOST = 1e-9, 1e24

@@ -241,7 +241,7 @@ def link_prices(residuals: list[Residual], points: Sequence[Point]) -> dict[str,
     return found | ({"latency_s": {"value": _rounded(each_s), **told}} if each_s else {})
 
 
-PREFILL_LINE = ("step.launches", "layer.launches", "layer.moved_bytes", "prompt_fetching_layer.launches")
+PREFILL_LINE = ("step.launches", "layer.launches", "layer.moved_bytes", "prompt_fetch.launches")
 DECODE_LINE = ("decode_step.launches", "decode_layer.launches", "fetching_layer.launches", "many_rows.moved_bytes")
 WITHIN_A_STEP = "few rows within a step"
 

@@ -74,8 +74,8 @@ class EngineRun:
     chunk: int
     fetching_layers: float = 0.0
     """Of a decoded token: layers whose experts must travel."""
-    prompt_fetching_layers: float = 0.0
-    """The same of all steps that read the prompt."""
+    prompt_fetches: float = 0.0
+    """Of all steps that read the prompt: experts that must travel."""
     many_rows_bytes: float = 0.0
     """Of a decoded token: weights of experts that get more than few rows."""
 
@@ -89,8 +89,8 @@ class EngineRun:
             "layer.launches": n_steps * n_layers,
             "layer.moved_bytes": numbers * n_prompt,
         }
-        if self.prompt_fetching_layers:
-            prefill["prompt_fetching_layer.launches"] = self.prompt_fetching_layers
+        if self.prompt_fetches:
+            prefill["prompt_fetch.launches"] = self.prompt_fetches
         decode: dict[str, float] = {"decode_step.launches": 1, "decode_layer.launches": n_layers}
         if self.fetching_layers:
             decode["fetching_layer.launches"] = self.fetching_layers
@@ -138,9 +138,14 @@ def _counted_in(engine: ReferenceEngine, request: Request, counted: Callable[[Di
     return Counted(seen.of_prompt, statistics.median(seen.of_tokens))
 
 
-def fetching_layers(engine: ReferenceEngine, request: Request) -> Counted:
-    """Layers whose experts must travel."""
-    return _counted_in(engine, request, lambda plan: len(plan.transfers) > 0)
+def fetching_layers(engine: ReferenceEngine, request: Request) -> float:
+    """Of a decoded token: layers whose experts must travel."""
+    return _counted_in(engine, request, lambda plan: len(plan.transfers) > 0).of_token
+
+
+def prompt_fetches(engine: ReferenceEngine, request: Request) -> float:
+    """Experts that must travel while the prompt is read."""
+    return _counted_in(engine, request, lambda plan: len(plan.transfers)).of_prompt
 
 
 def bytes_of_many_rows(engine: ReferenceEngine, request: Request, shape: ModelShape) -> float:

@@ -34,6 +34,8 @@ Numbers = list[int | None]
 Booleans = NDArray[np.bool_]
 OF_ROWS = ("all_gather", "all_to_all", "broadcast")
 """Exchanges of rows; the last all_to_all carries results, as all other kinds do."""
+OF_EXPERTS = ("expert transfer", "expert prefetch")
+"""What brings an expert: of the layer at hand, and of a later one."""
 
 
 class _MadeCalls(dict[tuple[int, int, int, int], Operation]):
@@ -189,8 +191,7 @@ class Block:
             link, target, as_one = way
             operation = known.get((awaited, number, n_bytes))
             if operation is None:
-                name = "expert transfer" if awaited == layer else "expert prefetch"
-                operation = made(name, link, TRANSFER, moved_bytes=float(n_bytes), aside=True)
+                operation = made(OF_EXPERTS[awaited != layer], link, TRANSFER, moved_bytes=float(n_bytes), aside=True)
                 known[awaited, number, n_bytes] = operation
             arrival = Arrival(awaited, target, None if as_one or transfers.as_one else expert)
             travels.on_the_way[arrival] = steps.next_number + len(found) if n_bytes else None

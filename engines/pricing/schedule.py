@@ -22,11 +22,11 @@ from typing import Literal, NamedTuple
 
 from devices.base import Unit
 from devices.models.figures import Kernel, Roofline
-from devices.models.operation import Operation
+from devices.models.operation import TRANSFER, Operation
 from devices.models.sheet import Sheet
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.pricing.block import Block, residual, row_bytes, units_that_price_between
+from engines.pricing.block import OF_EXPERTS, Block, residual, row_bytes, units_that_price_between
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps, made, same
 from engines.pricing.travels import Arrival, Travels
@@ -87,6 +87,7 @@ class Schedule:
         self._between = units_that_price_between(self._sheet)
         self._most_few = self._few_where("many_rows")
         self._most_few_of_prompt = self._few_where("prompt_few_rows")
+        self._prices_fetches = self._has_price("prompt_fetch")
         self._parts: dict[Hashable, tuple[Operation, ...]] = {}
         self._blocks: dict[Hashable, _Known] = {}
         """By outlines."""
@@ -177,7 +178,7 @@ class Schedule:
         steps = Steps(n_before)
         self._block.add_to(steps, plan, layer, later)
         block = steps.operations
-        beside = [*self._many_rows(block, step), *self._few_rows_of_prompt(block, step)]
+        beside = [*self._fetches(block, step), *self._many_rows(block, step), *self._few_rows_of_prompt(block, step)]
         steps.extend([*beside, *self._after_block(step, False)])
         left = [(one, number) for one, number in on_the_way.items() if one not in was or was[one] != number]
         if key is None or any(one.expert is not None for one, _ in left):
@@ -249,9 +250,21 @@ class Schedule:
         if step.phase == "decode":
             kernels = {"step": "decode_step", "layer": "decode_layer", "fetching layer": "fetching_layer"}
         kernel, unit = kernels[of], self._rest
-        if self._sheet is None or unit not in self._sheet.units or kernel not in self._sheet.units[unit].kernels:
+        if not self._has_price(kernel):
             return []
         return [Operation("engine", unit, kernel, moved_bytes=NUMBER_BYTES * n_numbers * step.n_tokens)]
+
+    def _has_price(self, kernel: Kernel) -> bool:
+        """Of its own, on the unit of the rest."""
+        unit = None if self._sheet is None else self._sheet.units.get(self._rest)
+        return unit is not None and kernel in unit.kernels
+
+    def _fetches(self, block: Iterable[Operation], step: PricedStep) -> list[Operation]:
+        """What experts that travel in a prompt take besides, each of them."""
+        if step.phase == "decode" or not self._prices_fetches:
+            return []
+        n = sum(one.kernel == TRANSFER and one.name in OF_EXPERTS for one in block)
+        return [Operation("engine", self._rest, "prompt_fetch", launches=n)] if n else []
 
     def _few_where(self, kernel: Kernel) -> float | None:
         """FLOP for a weight byte up to which experts have few rows; None where the sheet does not price that kernel."""
