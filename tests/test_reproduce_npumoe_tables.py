@@ -231,14 +231,14 @@ def test_reasons_name_what_the_source_leaves_open() -> None:
     """By hand, of Core ML: 1.139 - 0.978 - 0.095 s of theirs are neither, 0.022 s of ours: 44 ms over 512 calls. Of
     NPUMoE's CPU: 0.022 s at 8.45 W are 0.19 J; the other 1.04 J over 0.55 s are 1.9 W, and 123 ms over 128 launches.
     Of its NPU: 1.20 - 0.80 J over 0.55 s."""
-    wall = inputs.of_table_6("coreml", "wall s").why
+    wall = inputs.of_table_6("coreml", "wall s").explanation
     assert "In all else ours lacks 0.086 ms for each of 512 calls of experts" in wall
     cpu, npu, attention = (
-        inputs.of_table_7(mode, column).why
+        inputs.of_table_7(mode, column).explanation
         for mode, column in (("ours", "CPU J"), ("ours", "ANE J"), ("anemll", "ANE J"))
     )
     assert "0.19 J at the CPU's 8.4 W. The other 1.04 J" in cpu
     assert "1.9 W of a CPU that waits, or 1.0 ms of its work for each of 128 launches" in cpu
     assert "The rest of theirs is 0.7 W while experts and attention run" in npu
     assert "0.16 J over the keys that are there, and 0.34 J over 4096" in attention
-    assert "with that it is 9.65 J" in inputs.of_table_7("coreml", "CPU J").why, "the source prints 9.66"
+    assert "with that it is 9.65 J" in inputs.of_table_7("coreml", "CPU J").explanation, "the source prints 9.66"

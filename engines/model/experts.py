@@ -19,7 +19,6 @@ from torch import Tensor
 from engines.calls import CallKind, Calls, Width
 from engines.dispatch import DispatchPlan
 from engines.kernels import native
-from engines.kernels.library import library
 from engines.model.architecture import SWIGLU, GatedUnit
 from engines.model.quantised import Matrix, QuantisedMatrix, rounded
 
@@ -113,7 +112,7 @@ class ExpertWeights:
 
 def widened_rows(matrix: Tensor, row_T: Tensor, dtype: torch.dtype) -> Tensor:
     """Those rows of a matrix. By the kernels' threads where they serve: torch's would be woken for it."""
-    if dtype is torch.float32 and row_T.is_cpu and library() is not None and native.reads(matrix):
+    if dtype is torch.float32 and row_T.is_cpu and native.serves() and native.reads(matrix):
         return native.rows(matrix, row_T.contiguous())
     return F.embedding(row_T, matrix).to(dtype)
 
