@@ -246,8 +246,8 @@ other counts as disturbed.
 
 Fit and requests share their rounds, but those of two processes. "Memory read" is a sum that is the same all the time.
 Nothing is made of it: it shows how the machine changed meanwhile. It is a virtual machine, and what its memory gives
-changes by half within a minute. Runs of this page differ: docs/model-fit.md has two more of the same day, and the
-causes that are known."""
+changes by half within a minute. Runs of this page differ: docs/model-fit.md has two more, and the causes that are
+known."""
 
 
 PIECES = ("fp32", "bf16", "ranks")
