@@ -141,19 +141,21 @@ def _asked(
     from harness.cross.table import Question
     from harness.problems import nearest
 
-    problems, shape, source = [], None, None
+    problems, shape, source, forms = [], None, None, None
     sheets: dict[str, Sheet] = {}
     machines: dict[str, str] = {}
+    try:
+        forms = None if weights is None else _forms(weights)
+    except ValueError as error:
+        problems.append(f"--weights {weights}: {error}")
     try:
         shape = shape_named(model)
         if shape.n_sparse_layers == 0:
             problems.append(f"--model {model}: no layer of it has experts, and techniques place experts")
-        if weights is not None:
-            shape = quantised(shape, _forms(weights))
+        if forms is not None:
+            shape = quantised(shape, forms)
     except EngineError as error:
         problems.append(f"--model: {error}")
-    except ValueError as error:
-        problems.append(f"--weights {weights}: {error}")
     try:
         spec, sizes = parse_routing(routing), None if shape is None else sizes_of(shape)
         source = None if sizes is None else routing_of_spec(spec, sizes)

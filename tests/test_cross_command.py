@@ -34,14 +34,15 @@ def test_it_writes_rows_effects_and_a_page(tmp_path: Path) -> None:
 
 
 def test_every_wrong_word_is_told_at_once() -> None:
-    asked = ["--model", "no-such", "--machine", "moon", "--technique", "dropples"]
+    asked = ["--model", "no-such", "--machine", "moon", "--technique", "dropples", "--weights", "int3"]
     result = CliRunner().invoke(app, ["cross", *asked])
     assert result.exit_code == 2
     lines = result.output.splitlines()
-    assert len(lines) == 3
-    assert "no-such" in lines[0]
-    assert "moon" in lines[1]
-    assert "dropless" in lines[2]
+    assert len(lines) == 4
+    assert "int3" in lines[0]
+    assert "no-such" in lines[1]
+    assert "moon" in lines[2]
+    assert "dropless" in lines[3]
 
 
 def test_a_model_that_fits_nowhere_is_told_why_where_it_was_asked(tmp_path: Path) -> None:
