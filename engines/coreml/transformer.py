@@ -247,11 +247,7 @@ class CoremlTransformer(Transformer):
         span = self.config.attention.spans[layer]
         query_T1, key_S = np.arange(position, position + n)[:, None], np.arange(past)
         seen_TS = key_S <= query_T1
-        if span is not None and span.kind == "sliding":
-            seen_TS &= key_S > query_T1 - span.n_tokens
-        elif span is not None:
-            seen_TS &= key_S // span.n_tokens == query_T1 // span.n_tokens
-        return seen_TS
+        return seen_TS if span is None else seen_TS & span.reaches(query_T1, key_S)
 
     def _own(self, layer: int, position: int, n: int, rows: int) -> Any:
         """The mask of a piece on itself. Rows behind it see themselves, that their softmax has something."""

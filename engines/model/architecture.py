@@ -7,7 +7,7 @@ nothing new is a new line in `engines.model.families`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -49,6 +49,12 @@ class Span:
 
     kind: Literal["sliding", "chunked"]
     n_tokens: int
+
+    def reaches(self, query: Any, key: Any) -> Any:
+        """Whether the span of a query has a key, causal or not: arrays of positions, of torch or NumPy."""
+        if self.kind == "sliding":
+            return key > query - self.n_tokens
+        return key // self.n_tokens == query // self.n_tokens
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,8 @@ class View:
         query_T1 = torch.arange(self.position, end, device=self.device)[:, None]
         key_S = torch.arange(self.first, end, device=self.device)
         mask_TS = key_S <= query_T1
-        if span is not None and span.kind == "sliding":
-            mask_TS &= key_S > query_T1 - span.n_tokens
-        elif span is not None:
-            mask_TS &= key_S // span.n_tokens == query_T1 // span.n_tokens
+        if span is not None:
+            mask_TS &= span.reaches(query_T1, key_S)
         return mask_TS
 
 
