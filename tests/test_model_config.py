@@ -67,7 +67,9 @@ def test_note_is_read_for_the_tables() -> None:
     ("changes", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.* not known"),
-        ({"architectures": None}, "architectures None not known"),
+        ({"architectures": None}, "architectures must be a list of names, found None; this engine runs Llama"),
+        ({"architectures": "MixtralForCausalLM"}, "architectures must be a list of names, found 'MixtralForCausalLM'"),
+        ({"architectures": []}, r"architectures \[\] not known"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' not supported"),
         ({"attention_bias": True}, "attention_bias True not supported"),
         ({"mlp_bias": True}, "mlp_bias True not supported"),
@@ -104,6 +106,11 @@ def test_note_is_read_for_the_tables() -> None:
 def test_what_the_transformer_does_not_compute_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         parse_model_config({**LLAMA, **changes}, None)
+
+
+def test_a_config_that_says_no_architecture_is_told_so() -> None:
+    with pytest.raises(EngineError, match="^config.json: architectures is missing; this engine runs LlamaForCausalLM, "):
+        parse_model_config({}, None)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +173,7 @@ def test_null_of_a_key_that_a_family_does_not_have_says_nothing(name: str) -> No
         ({"num_experts": 10**6}, "num_experts 1000000 in 4 layers are more experts than any model has"),
         ({"num_experts": None}, "num_experts must be a whole number above 0, found None"),
         ({"moe_intermediate_size": 0}, "moe_intermediate_size must be a whole number above 0, found 0"),
-        ({"mlp_only_layers": 5}, "mlp_only_layers must be a list of whole numbers, found 5"),
+        ({"mlp_only_layers": 5}, "mlp_only_layers must be a list of whole numbers from 0, found 5"),
         ({"norm_topk_prob": [True]}, r"norm_topk_prob must be true or false, found \[True\]"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}}, "rows and columns .* found"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 128]}}, "rows and columns .* found"),
@@ -190,11 +197,11 @@ LITE: dict[str, Any] = PUBLISHED["GLM-4.7-Flash"].config | {"num_hidden_layers":
     [
         (CONFIG | {"mlp_only_layers": [1, 4]}, "mlp_only_layers names layer 4, and num_hidden_layers 4 ends at 3"),
         (CONFIG | {"mlp_only_layers": [1, 2, 1]}, "mlp_only_layers names layer 1 more than once"),
-        (CONFIG | {"mlp_only_layers": [-1]}, r"mlp_only_layers must be a list of whole numbers, found \[-1\]"),
+        (CONFIG | {"mlp_only_layers": [-1]}, r"mlp_only_layers must be a list of whole numbers from 0, found \[-1\]"),
         (CONFIG | {"decoder_sparse_step": 0}, "decoder_sparse_step must be a whole number above 0, found 0"),
         (CONFIG | {"decoder_sparse_step": 1.5}, "decoder_sparse_step must be a whole number above 0, found 1.5"),
         (CONFIG | {"decoder_sparse_step": 5}, "decoder_sparse_step 5 is more than num_hidden_layers 4"),
-        (OLD | {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number, found -1"),
+        (OLD | {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number from 0, found -1"),
         (OLD | {"first_k_dense_replace": 5}, "first_k_dense_replace 5 is more than num_hidden_layers 4"),
         (OLD | {"moe_layer_freq": 0}, "moe_layer_freq must be a whole number above 0, found 0"),
         (OLD | {"moe_layer_freq": 5}, "moe_layer_freq 5 is more than num_hidden_layers 4"),

@@ -45,7 +45,7 @@ def whole(raw: Mapping[str, Any], key: str, default: int) -> int:
     """0 is allowed."""
     value = raw.get(key, default)
     if type(value) is not int or not 0 <= value <= LARGEST_WHOLE:
-        raise EngineError(f"config.json: {key} must be a whole number, found {told(value)}")
+        raise EngineError(f"config.json: {key} must be a whole number from 0, found {told(value)}")
     return value
 
 
@@ -64,7 +64,7 @@ def wholes(raw: Mapping[str, Any], key: str) -> list[int]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(type(v) is int and 0 <= v <= LARGEST_WHOLE for v in value):
-        raise EngineError(f"config.json: {key} must be a list of whole numbers, found {told(value)}")
+        raise EngineError(f"config.json: {key} must be a list of whole numbers from 0, found {told(value)}")
     return value
 
 

@@ -140,9 +140,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _architecture(raw: Mapping[str, Any]) -> str:
     found = raw.get("architectures")
-    if not isinstance(found, list) or len(found) != 1 or found[0] not in [*FAMILIES]:
-        raise EngineError(f"config.json: architectures {told(found)} not known; this engine runs {', '.join(FAMILIES)}")
-    return str(found[0])
+    if "architectures" not in raw:
+        wrong = "is missing"
+    elif not isinstance(found, list):
+        wrong = f"must be a list of names, found {told(found)}"
+    elif len(found) != 1 or found[0] not in [*FAMILIES]:
+        wrong = f"{told(found)} not known"
+    else:
+        return str(found[0])
+    raise EngineError(f"config.json: architectures {wrong}; this engine runs {', '.join(FAMILIES)}")
 
 
 def _n_layers(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
