@@ -109,7 +109,7 @@ def test_what_the_transformer_does_not_compute_is_refused(changes: dict[str, Any
 
 
 def test_a_config_that_says_no_architecture_is_told_so() -> None:
-    with pytest.raises(EngineError, match="^config.json: architectures is missing; this engine runs Llama"):
+    with pytest.raises(EngineError, match=r"^config\.json: architectures is missing; this engine runs Llama"):
         parse_model_config({}, None)
 
 
