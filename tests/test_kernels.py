@@ -344,6 +344,7 @@ def test_norms_of_rows_are_torchs_to_the_last_bit_and_wake_none_of_its_threads(
     assert sum(n_rows for n_rows, _ in asked) == shape[0]
 
 
+@needs_compiler
 def test_callers_at_the_same_time_do_not_mix_their_results() -> None:
     torch.set_num_threads(2)
     weight = random(2000, 128)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.model.load_weights import HoldsExperts, Part, load_weights
+from engines.model.load_weights import HoldsExperts, load_weights
 from engines.model.model_config import ModelConfig, read_json, read_model_config
 from engines.model.mxfp4 import NAN_SCALE
 from engines.model.quantised import AS_THE_MODEL, Quantisation
+from engines.model.single_tensors import Part
 from engines.model.tensor_files import TensorFile, is_finite
 from engines.model.tokenizer import Tokenizer
 from engines.model.wanted_tensors import tensor_shapes as tensor_shapes

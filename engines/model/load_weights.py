@@ -16,47 +16,30 @@ import torch
 from torch import Tensor
 
 from engines.calls import CallKind, Width
-from engines.errors import EngineError
-from engines.kernels import native
 from engines.model.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.experts import ExpertWeights, GatedWeights, sliced
-from engines.model.large_pages import LargePages
 from engines.model.made_experts import MadeExperts
-from engines.model.mxfp4 import BLOCK, PackedBlocks, unpack_mxfp4
+from engines.model.mxfp4 import BLOCK, PackedBlocks
 from engines.model.norms import NormWeights
 from engines.model.quantised import (
     AS_THE_MODEL,
     PLAIN_DTYPES,
     ROUNDED_FORMS,
-    Arithmetic,
     Form,
     Matrix,
     Quantisation,
     QuantisedMatrix,
     Room,
     anywhere,
-    check_width,
-    mxfp4_from_blocks,
-    store,
 )
 from engines.model.router import RouterWeights
+from engines.model.single_tensors import ReadsTensors, SingleTensors
 from engines.model.tensor_files import give_back
 from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
 
-Shape = tuple[int, ...]
-Part = tuple[slice, ...]
-"""Of a tensor, by dimension from the first on."""
 LATENT_NORM_EPS = 1e-6
 """The norms inside latent attention have this epsilon in all published models, whatever config.json says."""
-
-
-class ReadsTensors(Protocol):
-    """Gives a tensor that has the shape, or a part of it: maybe as a view of a file, whose other parts stay unread."""
-
-    def __call__(self, name: str, shape: Shape, part: Part = ()) -> Tensor: ...
-
-
 ALL = slice(None)
 
 
@@ -110,124 +93,43 @@ class _Builder:
     ) -> None:
         self._config = config
         self._names: TensorNames = config.names
-        self._read = read
         self._held_experts = held
-        self._room = LargePages()
-        self._plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
-        self._arithmetic = quantise.arithmetic
-        why_not = native.why_not_bf16() if quantise.arithmetic == "bf16" else None
-        if why_not is not None:
-            raise EngineError(f'arithmetic "bf16": {why_not}; leave arithmetic out')
-        is_narrow = quantise.experts not in (None, *PLAIN_DTYPES) or self._rounds(quantise.experts or self._plain)
+        self._tensors = SingleTensors(config, read, dtype, quantise.arithmetic)
+        plain = self._tensors.plain
+        self._experts_form: Form | None = quantise.experts or plain
+        rounds = self._experts_form in ROUNDED_FORMS.get(quantise.arithmetic, ())
+        is_narrow = self._experts_form not in PLAIN_DTYPES or rounds
         is_made = experts_as_filed and (is_narrow or not _lie_alone(config))
         n_experts = 0 if config.moe is None else len(config.moe.sparse_layers) * config.moe.n_experts
         self._made = MadeExperts(n_experts) if is_made else None
-        self._experts_form: Form | None = quantise.experts or self._plain
         if experts_as_filed and not is_made:
             self._experts_form = None
-        self._dense_form: Form = quantise.dense or self._plain
-        self._attention_form: Form = quantise.attention or self._plain
-        self._head_form: Form = quantise.head or self._plain
-
-    def _rounds(self, form: Form | None) -> bool:
-        """Whether products with matrices of this form round their inputs."""
-        return form in ROUNDED_FORMS.get(self._arithmetic, ())
+        self._dense_form: Form = quantise.dense or plain
+        self._attention_form: Form = quantise.attention or plain
+        self._head_form: Form = quantise.head or plain
 
     def model(self) -> ModelWeights:
         config, root = self._config, self._names.root
         rows = config.vocabulary_size
         embedding_name, head_name = root + "model.embed_tokens.weight", root + "lm_head.weight"
-        embedding = self._read(embedding_name, (rows, config.hidden))
-        embedding_LH = self._held_plain(embedding_name, embedding)
-        norm = self._norm(root + "model.norm")
+        embedding = self._tensors.read(embedding_name, (rows, config.hidden))
+        embedding_LH = self._tensors.held_plain(embedding_name, embedding)
+        norm = self._tensors.norm(root + "model.norm")
         if not config.tie_embeddings:
-            head_LH = self._matrix(head_name, self._head_form, rows, config.hidden)
+            head_LH = self._tensors.matrix(head_name, self._head_form, rows, config.hidden)
         else:
-            is_plain = self._head_form == self._plain
-            head_LH = self._held(embedding_name, embedding_LH if is_plain else embedding, self._head_form)
+            is_plain = self._head_form == self._tensors.plain
+            head_LH = self._tensors.held(embedding_name, embedding_LH if is_plain else embedding, self._head_form)
         weights = ModelWeights(
             embedding_LH=embedding_LH,
             norm=norm,
             head_LH=head_LH,
-            head_bias_L=self._vector(root + "lm_head.bias", rows) if config.head_bias else None,
+            head_bias_L=self._tensors.vector(root + "lm_head.bias", rows) if config.head_bias else None,
             head_is_copy=config.tie_embeddings and _values(head_LH).data_ptr() != embedding_LH.data_ptr(),
             layers=tuple(self._layer(f"{root}model.layers.{n}.", n) for n in range(config.n_layers)),
         )
-        self._room.close()
+        self._tensors.room.close()
         return weights
-
-    # --- single tensors ----------------------------------------------------------------------------------------------
-
-    def _matrix(self, name: str, form: Form, *shape: int) -> Matrix:
-        return self._held(name, self._read(name, shape), form)
-
-    def _projection(
-        self, name: str, form: Form | None, *shape: int, part: Part = (), room: Room | None = None
-    ) -> Matrix:
-        return self._held(name, self._projected(name, *shape, part=part), form, room=room)
-
-    def _projected(self, name: str, *shape: int, part: Part = ()) -> Tensor:
-        """A projection inside a layer: these, and only these, may be stored in FP8 with a scale for each block."""
-        weight = self._read(name, shape, part)
-        if self._config.fp8_block is None:
-            return weight
-        rows, columns = self._config.fp8_block
-        grid = (-(-shape[0] // rows), -(-shape[1] // columns))
-        scale = self._read(name + "_scale_inv", grid).float()
-        if weight.is_meta:
-            return weight  # only names and shapes are asked for: 45 000 products of nothing would take half a minute
-        scale = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
-        return weight.float() * scale[part]
-
-    def _held(
-        self,
-        name: str,
-        weight: Tensor | PackedBlocks,
-        form: Form | None,
-        arithmetic: Arithmetic | None = None,
-        room: Room | None = None,
-    ) -> Matrix:
-        """A matrix, or the part of one that is called `name`, as it stays in memory. Row-major, as kernels want it.
-        form: None for the file's. arithmetic: None for the one that was asked for. room: None for what stays."""
-        room = room or self._room
-        if form is None:
-            assert isinstance(weight, Tensor)  # packed ones are made into another form
-            return weight
-        try:
-            check_width(weight.shape[-1], form)
-            if isinstance(weight, PackedBlocks):
-                if weight.blocks.is_meta:
-                    return torch.empty(weight.shape, device="meta")
-                if form == "mxfp4":
-                    return mxfp4_from_blocks(weight, room)
-                weight = unpack_mxfp4(weight.blocks, weight.scales)
-            if weight.is_meta:
-                return weight
-            held = store(weight, form, arithmetic or self._arithmetic, room)
-        except EngineError as error:
-            raise EngineError(f"tensor {name!r}: {error}") from error
-        if not isinstance(held, Tensor) or held.is_contiguous():
-            return held
-        return room(held.shape, held.dtype).copy_(held)
-
-    def _held_plain(self, name: str, weight: Tensor) -> Tensor:
-        """For what is never quantised."""
-        held = self._held(name, weight, self._plain, "fp32")
-        assert isinstance(held, Tensor)  # every plain form is one
-        return held
-
-    def _vector(self, name: str, *shape: int) -> Tensor:
-        return self._read(name, shape).float()
-
-    def _norm(self, name: str) -> NormWeights:
-        """A norm over the hidden state, of the model's kind."""
-        norm, hidden = self._config.norm, self._config.hidden
-        weight = self._vector(name + ".weight", hidden)
-        bias = self._vector(name + ".bias", hidden) if norm.kind == "layer" else None
-        return NormWeights(1.0 + weight if norm.from_one else weight, bias, norm.eps)
-
-    def _rms(self, name: str, width: int, eps: float) -> NormWeights:
-        return NormWeights(self._vector(name + ".weight", width), None, eps)
 
     # --- a layer -----------------------------------------------------------------------------------------------------
 
@@ -236,10 +138,10 @@ class _Builder:
         after_attention, after_mlp = names.after_attention_norm, names.after_mlp_norm
         mlp = f"{prefix}{names.mlp}."
         return LayerWeights(
-            attention_norm=self._norm(prefix + "input_layernorm"),
-            mlp_norm=self._norm(prefix + names.mlp_norm),
-            after_attention_norm=self._norm(prefix + after_attention) if after_attention is not None else None,
-            after_mlp_norm=self._norm(prefix + after_mlp) if after_mlp is not None else None,
+            attention_norm=self._tensors.norm(prefix + "input_layernorm"),
+            mlp_norm=self._tensors.norm(prefix + names.mlp_norm),
+            after_attention_norm=self._tensors.norm(prefix + after_attention) if after_attention is not None else None,
+            after_mlp_norm=self._tensors.norm(prefix + after_mlp) if after_mlp is not None else None,
             attention=self._attention(prefix + "self_attn.")
             if latent is None
             else self._latent_attention(prefix + "self_attn.", latent),
@@ -254,34 +156,36 @@ class _Builder:
         form = self._attention_form
         if self._names.fused_qkv:
             name = prefix + "qkv_proj.weight"
-            fused = self._projected(name, q_width + 2 * kv_width, config.hidden)
+            fused = self._tensors.projected(name, q_width + 2 * kv_width, config.hidden)
             parts = torch.split(fused, [q_width, kv_width, kv_width])
-            q_QH, k_MH, v_MH = (self._held(name, part, form) for part in parts)
+            q_QH, k_MH, v_MH = (self._tensors.held(name, part, form) for part in parts)
         else:
-            q_QH = self._projection(prefix + "q_proj.weight", form, q_width, config.hidden)
-            k_MH = self._projection(prefix + "k_proj.weight", form, kv_width, config.hidden)
-            v_MH = self._projection(prefix + "v_proj.weight", form, kv_width, config.hidden)
+            q_QH = self._tensors.projection(prefix + "q_proj.weight", form, q_width, config.hidden)
+            k_MH = self._tensors.projection(prefix + "k_proj.weight", form, kv_width, config.hidden)
+            v_MH = self._tensors.projection(prefix + "v_proj.weight", form, kv_width, config.hidden)
 
         def bias(name: str, width: int, present: bool) -> Tensor | None:
-            return self._vector(f"{prefix}{name}.bias", width) if present else None
+            return self._tensors.vector(f"{prefix}{name}.bias", width) if present else None
 
         def norm(name: str, width: int) -> NormWeights | None:
             if attention.qk_norm not in ("head", "all heads"):
                 return None
-            return self._rms(prefix + name, config.head_dim if attention.qk_norm == "head" else width, config.norm.eps)
+            return self._tensors.rms(
+                prefix + name, config.head_dim if attention.qk_norm == "head" else width, config.norm.eps
+            )
 
         return AttentionWeights(
             q_QH=q_QH,
             k_MH=k_MH,
             v_MH=v_MH,
-            out_HQ=self._projection(prefix + "o_proj.weight", form, config.hidden, q_width),
+            out_HQ=self._tensors.projection(prefix + "o_proj.weight", form, config.hidden, q_width),
             q_bias_Q=bias("q_proj", q_width, attention.qkv_bias),
             k_bias_M=bias("k_proj", kv_width, attention.qkv_bias),
             v_bias_M=bias("v_proj", kv_width, attention.qkv_bias),
             out_bias_H=bias("o_proj", config.hidden, attention.out_bias),
             q_norm=norm("q_norm", q_width),
             k_norm=norm("k_norm", kv_width),
-            sinks_N=self._vector(prefix + "sinks", config.n_heads) if attention.sinks else None,
+            sinks_N=self._tensors.vector(prefix + "sinks", config.n_heads) if attention.sinks else None,
         )
 
     def _latent_attention(self, prefix: str, latent: LatentConfig) -> LatentWeights:
@@ -290,15 +194,15 @@ class _Builder:
         form = self._attention_form
         q_down_RH, q_norm = None, None
         if latent.q_rank is None:
-            q_QR = self._projection(prefix + "q_proj.weight", form, q_width, hidden)
+            q_QR = self._tensors.projection(prefix + "q_proj.weight", form, q_width, hidden)
         else:
-            q_down_RH = self._projection(prefix + "q_a_proj.weight", form, latent.q_rank, hidden)
-            q_norm = self._rms(prefix + "q_a_layernorm", latent.q_rank, LATENT_NORM_EPS)
-            q_QR = self._projection(prefix + "q_b_proj.weight", form, q_width, latent.q_rank)
+            q_down_RH = self._tensors.projection(prefix + "q_a_proj.weight", form, latent.q_rank, hidden)
+            q_norm = self._tensors.rms(prefix + "q_a_layernorm", latent.q_rank, LATENT_NORM_EPS)
+            q_QR = self._tensors.projection(prefix + "q_b_proj.weight", form, q_width, latent.q_rank)
         up_name = prefix + "kv_b_proj.weight"
         # It is multiplied from either side, in the order that takes fewer products: groups along one side would not do.
-        kv_up = self._held_plain(
-            up_name, self._projected(up_name, n_heads * (latent.nope_dim + latent.value_dim), rank)
+        kv_up = self._tensors.held_plain(
+            up_name, self._tensors.projected(up_name, n_heads * (latent.nope_dim + latent.value_dim), rank)
         )
         by_head = kv_up.view(n_heads, -1, rank)
         key_up_NDR, value_up_NVR = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
@@ -306,23 +210,25 @@ class _Builder:
             q_down_RH=q_down_RH,
             q_norm=q_norm,
             q_QR=q_QR,
-            kv_down_RH=self._projection(prefix + "kv_a_proj_with_mqa.weight", form, rank + latent.rope_dim, hidden),
-            kv_norm=self._rms(prefix + "kv_a_layernorm", rank, LATENT_NORM_EPS),
+            kv_down_RH=self._tensors.projection(
+                prefix + "kv_a_proj_with_mqa.weight", form, rank + latent.rope_dim, hidden
+            ),
+            kv_norm=self._tensors.rms(prefix + "kv_a_layernorm", rank, LATENT_NORM_EPS),
             key_up_NDR=key_up_NDR,
             value_up_NVR=value_up_NVR,
-            out_HQ=self._projection(prefix + "o_proj.weight", form, hidden, n_heads * latent.value_dim),
+            out_HQ=self._tensors.projection(prefix + "o_proj.weight", form, hidden, n_heads * latent.value_dim),
         )
 
     def _dense(self, prefix: str, width: int, fused: bool) -> GatedWeights:
         hidden, form = self._config.hidden, self._dense_form
         if fused:
             name = prefix + "gate_up_proj.weight"
-            halves = self._projected(name, 2 * width, hidden).chunk(2)
-            gate_IH, up_IH = (self._held(name, half, form) for half in halves)
+            halves = self._tensors.projected(name, 2 * width, hidden).chunk(2)
+            gate_IH, up_IH = (self._tensors.held(name, half, form) for half in halves)
         else:
-            gate_IH = self._projection(prefix + "gate_proj.weight", form, width, hidden)
-            up_IH = self._projection(prefix + "up_proj.weight", form, width, hidden)
-        return GatedWeights(gate_IH, up_IH, self._projection(prefix + "down_proj.weight", form, hidden, width))
+            gate_IH = self._tensors.projection(prefix + "gate_proj.weight", form, width, hidden)
+            up_IH = self._tensors.projection(prefix + "up_proj.weight", form, width, hidden)
+        return GatedWeights(gate_IH, up_IH, self._tensors.projection(prefix + "down_proj.weight", form, hidden, width))
 
     # --- experts -----------------------------------------------------------------------------------------------------
 
@@ -332,9 +238,9 @@ class _Builder:
         shared = moe.shared
         return SparseWeights(
             router=RouterWeights(
-                self._vector(router + ".weight", moe.n_experts, hidden),
-                self._vector(router + ".bias", moe.n_experts) if moe.router.has_bias else None,
-                self._vector(correction, moe.n_experts) if moe.router.has_correction else None,
+                self._tensors.vector(router + ".weight", moe.n_experts, hidden),
+                self._tensors.vector(router + ".bias", moe.n_experts) if moe.router.has_bias else None,
+                self._tensors.vector(correction, moe.n_experts) if moe.router.has_correction else None,
             ),
             experts=self._experts(prefix + "experts.", moe, layer),
             shared=self._dense(f"{prefix}{names.shared}.", shared.width, False) if shared is not None else None,
@@ -344,18 +250,22 @@ class _Builder:
         )
 
     def _shared_gate(self, name: str) -> Tensor:
-        return self._held_plain(name, self._read(name, (1, self._config.hidden)))
+        return self._tensors.held_plain(name, self._tensors.read(name, (1, self._config.hidden)))
 
     def _experts(self, prefix: str, moe: MoeConfig, layer: int) -> ExpertWeights:
         read = self._single_experts if self._names.stacked_experts is None else self._stacked_experts
         if self._held_experts is None:
-            every = read(prefix, moe, range(moe.n_experts), None, self._room if self._made is None else anywhere)
+            every = read(
+                prefix, moe, range(moe.n_experts), None, self._tensors.room if self._made is None else anywhere
+            )
             held = tuple(every) if self._made is None else self._made.kept(every)
             return ExpertWeights(held, moe.unit, moe.weights_input)
         experts, width = self._held_experts(layer)
         is_cut_late = width is not None and (moe.mxfp4 or self._experts_form not in PLAIN_DTYPES)
         # Memory that experts share would not end with what is cut off.
-        own = read(prefix, moe, experts, None if is_cut_late else width, anywhere if is_cut_late else self._room)
+        own = read(
+            prefix, moe, experts, None if is_cut_late else width, anywhere if is_cut_late else self._tensors.room
+        )
         if is_cut_late:
             # Groups of narrowed values lie across columns: what stands between two cuts is that of the whole expert.
             own = (sliced(one, CallKind(width=width)) for one in own)
@@ -370,9 +280,11 @@ class _Builder:
         rows, across = ((), ()) if width is None else ((columns,), (slice(None), columns))
         for expert in experts:
             yield GatedWeights(
-                self._projection(f"{prefix}{expert}.{gate}.weight", form, inner, hidden, part=rows, room=room),
-                self._projection(f"{prefix}{expert}.{up}.weight", form, inner, hidden, part=rows, room=room),
-                self._projection(f"{prefix}{expert}.{down}.weight", form, hidden, inner, part=across, room=room),
+                self._tensors.projection(f"{prefix}{expert}.{gate}.weight", form, inner, hidden, part=rows, room=room),
+                self._tensors.projection(f"{prefix}{expert}.{up}.weight", form, inner, hidden, part=rows, room=room),
+                self._tensors.projection(
+                    f"{prefix}{expert}.{down}.weight", form, hidden, inner, part=across, room=room
+                ),
             )
 
     def _stacked_experts(
@@ -382,8 +294,8 @@ class _Builder:
         gate_up_name, down_name, form = prefix + "gate_up_proj", prefix + "down_proj", self._experts_form
         gate_up_bias_EJ = down_bias_EH = None
         if moe.expert_bias:
-            gate_up_bias_EJ = self._vector(prefix + "gate_up_proj_bias", n_experts, 2 * inner)
-            down_bias_EH = self._vector(prefix + "down_proj_bias", n_experts, hidden)
+            gate_up_bias_EJ = self._tensors.vector(prefix + "gate_up_proj_bias", n_experts, 2 * inner)
+            down_bias_EH = self._tensors.vector(prefix + "down_proj_bias", n_experts, hidden)
         gate_rows, up_rows = self._gate_and_up_rows(inner, width)
         columns = slice(None) if width is None else slice(*width)
         is_first = width is None or width.first == 0
@@ -395,9 +307,9 @@ class _Builder:
                 bias_J = gate_up_bias_EJ[expert]
                 gate_bias_I, up_bias_I = bias_J[gate_rows].contiguous(), bias_J[up_rows].contiguous()
             yield GatedWeights(
-                self._held(gate_up_name, gate_up(expert, gate_rows), form, room=room),
-                self._held(gate_up_name, gate_up(expert, up_rows), form, room=room),
-                self._held(down_name, down(expert, slice(None), columns), form, room=room),
+                self._tensors.held(gate_up_name, gate_up(expert, gate_rows), form, room=room),
+                self._tensors.held(gate_up_name, gate_up(expert, up_rows), form, room=room),
+                self._tensors.held(down_name, down(expert, slice(None), columns), form, room=room),
                 gate_bias_I,
                 up_bias_I,
                 None if down_bias_EH is None or not is_first else down_bias_EH[expert],
@@ -412,18 +324,18 @@ class _Builder:
         packed_shape = (moe.n_experts, n_out, n_in // BLOCK)
         if self._held_experts is None:
             if moe.mxfp4:
-                blocks = self._read(name + "_blocks", (*packed_shape, BLOCK // 2))
-                packed = PackedBlocks(blocks, self._read(name + "_scales", packed_shape))
+                blocks = self._tensors.read(name + "_blocks", (*packed_shape, BLOCK // 2))
+                packed = PackedBlocks(blocks, self._tensors.read(name + "_scales", packed_shape))
                 return lambda expert, rows, columns=ALL: packed[expert][rows], packed.blocks, packed.scales
-            whole = self._read(name, shape)
+            whole = self._tensors.read(name, shape)
             return lambda expert, rows, columns=ALL: whole[expert].mT[rows, columns], whole
 
         def part(expert: int, rows: slice, columns: slice = ALL) -> Tensor | PackedBlocks:
             own = slice(expert, expert + 1)
             if not moe.mxfp4:
-                return self._read(name, shape, (own, columns, rows))[0].mT
-            blocks = self._read(name + "_blocks", (*packed_shape, BLOCK // 2), (own, rows))
-            return PackedBlocks(blocks[0], self._read(name + "_scales", packed_shape, (own, rows))[0])
+                return self._tensors.read(name, shape, (own, columns, rows))[0].mT
+            blocks = self._tensors.read(name + "_blocks", (*packed_shape, BLOCK // 2), (own, rows))
+            return PackedBlocks(blocks[0], self._tensors.read(name + "_scales", packed_shape, (own, rows))[0])
 
         return (part,)
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from engines.errors import EngineError
 from engines.model.architecture import ModelConfig
-from engines.model.load_weights import Part, Shape, load_weights
+from engines.model.load_weights import load_weights
 from engines.model.quantised import Quantisation
+from engines.model.single_tensors import Part, Shape
 
 LARGEST_TENSOR = 2**44
 """Values of a tensor beyond which a config lies: 64 TB in fp32."""

@@ -59,16 +59,16 @@ class Block:
         graph_bytes_limit: float | None,
         travels: Travels | None,
         tiles: Mapping[Unit, RowTile] | None = None,
-        between: Collection[Unit] | None = None,
+        between: Collection[Unit] = (),
     ) -> None:
-        """rest: the unit of router, gather and scatter. tiles: of units. between: units on which what lies between an
-        expert's products is told. None: as the sheet of `travels` says. Others as of `schedule.operations`."""
+        """rest: the unit of router, gather and scatter. tiles: of units; None: as the sheet of `travels` says. between:
+        units on which what lies between an expert's products is told. Others as of `schedule.operations`."""
         self._shape, self._rest, self._limit = shape, rest, graph_bytes_limit
         self._travels = travels if travels is not None and travels.has_links else None
         self._sheet = None if travels is None else travels.sheet
         found = {} if self._sheet is None else row_tiles(self._sheet, shape.bytes_of("experts"))
         self._tiles = found if tiles is None else tiles
-        self._between = units_that_price_between(self._sheet) if between is None else between
+        self._between = between
         computed = None if travels is None else travels.computed
         self._columns = shape.expert_width if computed is None else computed.expert_width
         self._hidden = shape.hidden if computed is None else computed.hidden

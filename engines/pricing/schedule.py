@@ -83,8 +83,8 @@ class Schedule:
         self._sheet = None if travels is None else travels.sheet
         self._rest = unit_of_rest(self._sheet, backbone)
         self._backbone = backbone if self._sheet is None else self._sheet.computing(backbone)
-        self._block = Block(shape, self._rest, graph_bytes_limit, travels)
         self._between = units_that_price_between(self._sheet)
+        self._block = Block(shape, self._rest, graph_bytes_limit, travels, between=self._between)
         self._most_few = self._few_where("many_rows")
         self._most_few_of_prompt = self._few_where("prompt_few_rows")
         self._prices_fetches = self._has_price("prompt_fetch")
@@ -268,10 +268,9 @@ class Schedule:
 
     def _few_where(self, kernel: Kernel) -> float | None:
         """FLOP for a weight byte up to which experts have few rows; None where the sheet does not price that kernel."""
-        unit = None if self._sheet is None else self._sheet.units.get(self._rest)
-        if unit is None or kernel not in unit.kernels or "expert_ffn" not in unit.kernels:
+        if self._sheet is None or not self._has_price(kernel) or not self._has_price("expert_ffn"):
             return None
-        few = unit.kernels["expert_ffn"].few_rows
+        few = self._sheet.units[self._rest].kernels["expert_ffn"].few_rows
         return 0.0 if few is None else few.most_flops_per_weight_byte
 
     def _many_rows(self, block: Iterable[Operation], step: PricedStep) -> list[Operation]:
