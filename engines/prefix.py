@@ -13,12 +13,16 @@ Every layer's cache here holds all positions, in sliding windows too, so that it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 
 from engines.model.rope import RopeConfig, rope_frequencies
 from engines.techniques.context import ChunkPhase
+from results.records import Request
+
+logger = logging.getLogger(__name__)
 
 
 class HeldTokens:
@@ -62,3 +66,25 @@ def turned_alike(rope: RopeConfig, n_positions: int, other_n_positions: int) -> 
     frequency_P, amplitude = rope_frequencies(rope, n_positions)
     other_P, other_amplitude = rope_frequencies(rope, other_n_positions)
     return amplitude == other_amplitude and torch.equal(frequency_P, other_P)
+
+
+def reusable(
+    held: HeldTokens, request: Request, whole_chunks_of: int | None, rope: RopeConfig, held_for: int, turned_for: int
+) -> int:
+    """How many leading tokens of a request need not be computed.
+
+    whole_chunks_of: as of `HeldTokens.shared`. held_for, turned_for: positions up to which the held tokens are turned,
+    and the request's. The last prompt token is always computed: its logits are wanted, and only keys and values are
+    kept.
+    """
+    n_cached = held.shared(request.prompt_ids[:-1], whole_chunks_of)
+    if n_cached and not turned_alike(rope, held_for, turned_for):
+        logger.info(
+            "request %s computes %d tokens again: rope turns up to %d positions otherwise than the %d before",
+            request.request_id,
+            n_cached,
+            turned_for,
+            held_for,
+        )
+        return 0
+    return n_cached

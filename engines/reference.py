@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -26,10 +26,11 @@ from engines.model.held_weights import active_weights, held_weights, remedy, rou
 from engines.model.rope import LongRope, LongScaling
 from engines.model.transformer import KeyValueCache, Transformer, model_of
 from engines.observers import LayerObserver, StepObserver
-from engines.prefix import HeldTokens, turned_alike
+from engines.prefix import HeldTokens, reusable
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.road import road
+from engines.sequences import RunningSequence, reading, stamp
 from engines.shown import Shown
 from engines.sizes import own_sizes, told_sizes
 from engines.techniques.base import Technique, TechniqueParameters
@@ -47,16 +48,6 @@ MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
 ANY_MEMORY = ExpertMemory()
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Sequence:
-    """An answer with the cache that it is computed in. held: of the engine's own cache, which outlives the request."""
-
-    answer: Answer
-    cache: KeyValueCache
-    held: HeldTokens | None = None
-    n_cached: int = 0
 
 
 class ReferenceEngine:
@@ -216,7 +207,7 @@ class ReferenceEngine:
         technique = self._ready()
         start_s = self._now_s()
         on_phase("request start", start_s)
-        sequence = _Sequence(answer, self._cache, self._held, self._begin(answer, technique))
+        sequence = RunningSequence(answer, self._cache, self._held, self._begin(answer, technique))
         self._answer([sequence], technique, on_phase)
         return answer.completion(start_s, sequence.n_cached)
 
@@ -251,7 +242,7 @@ class ReferenceEngine:
         on_phase("request start", start_s)
         while len(self._batch_caches) < len(answers):
             self._batch_caches.append(self._model.new_cache())
-        sequences = [_Sequence(answer, cache) for answer, cache in zip(answers, self._batch_caches, strict=False)]
+        sequences = [RunningSequence(answer, cache) for answer, cache in zip(answers, self._batch_caches, strict=False)]
         for sequence in sequences:
             sequence.cache.start(sequence.answer.n_positions, 0, self._turned_for(sequence.answer))
         self._answer(sequences, technique, on_phase)
@@ -267,7 +258,7 @@ class ReferenceEngine:
         self.observer, self._counting = None, Counting()
         self.reset()
         try:
-            sequence = _Sequence(answer, self._cache, self._held, self._begin(answer, technique))
+            sequence = RunningSequence(answer, self._cache, self._held, self._begin(answer, technique))
             self._answer([sequence], technique, unheard)
         finally:
             self._counting, self.observer = counting, observer
@@ -312,11 +303,11 @@ class ReferenceEngine:
         self._cores.make_ready()
         return self._technique
 
-    def _answer(self, sequences: Sequence[_Sequence], technique: Technique, on_phase: PhaseListener) -> None:
+    def _answer(self, sequences: Sequence[RunningSequence], technique: Technique, on_phase: PhaseListener) -> None:
         with self._cores.given_back():
             self._compute(sequences, technique, on_phase)
 
-    def _compute(self, sequences: Sequence[_Sequence], technique: Technique, on_phase: PhaseListener) -> None:
+    def _compute(self, sequences: Sequence[RunningSequence], technique: Technique, on_phase: PhaseListener) -> None:
         left = [s.answer.n_prefill - s.n_cached for s in sequences]
         n_left = sum(left)
         self._shown.start_request()
@@ -338,27 +329,18 @@ class ReferenceEngine:
             self._counting.end_request(self._shown)
 
     def _step(
-        self, parts: Sequence[tuple[_Sequence, int]], technique: Technique, phase: ChunkPhase, on_phase: PhaseListener
+        self,
+        parts: Sequence[tuple[RunningSequence, int]],
+        technique: Technique,
+        phase: ChunkPhase,
+        on_phase: PhaseListener,
     ) -> None:
         """Reads the next n tokens of each sequence, and hands the logits of the positions asked about to its answer."""
         self._cores.enter(phase)
-        chunks: list[list[int]] = []
-        asking: list[Answer] = []
-        n_asked: list[int] = []
-        rows: list[int] = []
-        n_rows = 0
-        for sequence, n in parts:
-            answer, position = sequence.answer, sequence.cache.length
-            chunks.append(answer.tokens[position : position + n])
-            first = max(answer.first_asked - position, 0)
-            if first < n:
-                asking.append(answer)
-                n_asked.append(n - first)
-                rows.extend(range(n_rows + first, n_rows + n))
-            n_rows += n
+        read = reading(parts)
         caches = [sequence.cache for sequence, _ in parts]
         hidden_TH, plans = self._model.forward_batch(
-            [torch.tensor(token_ids) for token_ids in chunks],
+            [torch.tensor(token_ids) for token_ids in read.chunks],
             caches,
             technique,
             phase,
@@ -366,22 +348,22 @@ class ReferenceEngine:
             self._counting.routed,
             self._shown,
         )
-        for (sequence, _), token_ids in zip(parts, chunks, strict=True):
+        for (sequence, _), token_ids in zip(parts, read.chunks, strict=True):
             if sequence.held is not None:
                 sequence.held.add(token_ids, phase)
         self._counting.step(plans, phase)
         if self.observer is not None:
-            self.observer.step(n_rows, caches[0].length, phase, plans)
-        if not asking:
+            self.observer.step(read.n_rows, caches[0].length, phase, plans)
+        if not read.asking:
             return
         # A decode step asks about all rows, and takes no view of them: views cost it 7 us.
-        logits_AL = self._model.logits(hidden_TH if len(rows) == n_rows else hidden_TH[rows])
-        shares = [logits_AL] if len(asking) == 1 else torch.split(logits_AL, n_asked)
-        for answer, share_AL in zip(asking, shares, strict=True):
+        logits_AL = self._model.logits(hidden_TH if len(read.rows) == read.n_rows else hidden_TH[read.rows])
+        shares = [logits_AL] if len(read.asking) == 1 else torch.split(logits_AL, read.n_asked)
+        for answer, share_AL in zip(read.asking, shares, strict=True):
             answer.take(share_AL)
-        self._stamp(asking, on_phase)
+        stamp(read.asking, self._now_s, on_phase)
 
-    def _turn_for_next(self, sequence: _Sequence, technique: Technique) -> None:
+    def _turn_for_next(self, sequence: RunningSequence, technique: Technique) -> None:
         """Computes the sequence again where its next token needs other rotary factors than those before have."""
         cache, scaling = sequence.cache, self._model.config.rope.scaling
         if not isinstance(scaling, LongScaling):
@@ -413,41 +395,13 @@ class ReferenceEngine:
     def _turned_for(self, answer: Answer) -> int:
         return answer.n_prefill if self._turns_when_reached else answer.n_positions
 
-    def _stamp(self, answers: Sequence[Answer], on_phase: PhaseListener) -> None:
-        """Stamps what a step gave; its values are on the host."""
-        at_s = self._now_s()
-        prefill_ended = [answer.stamp(at_s) for answer in answers]
-        if any(prefill_ended):
-            on_phase("prefill end", at_s)
-        complete = [answer for answer in answers if answer.is_complete]
-        if not complete:
-            return
-        if any(answer.end_s is None for answer in complete):
-            end_s = self._now_s()
-            for answer in complete:
-                answer.end_s = end_s if answer.end_s is None else answer.end_s
-        for end_s in sorted({answer.end_s for answer in complete if answer.end_s is not None}):
-            on_phase("request end", end_s)
-
     def _begin(self, answer: Answer, technique: Technique) -> int:
-        """Readies the engine's own cache for a request; returns how many of its tokens are in there already.
-
-        The last prompt token is always computed: its logits are wanted, and only keys and values are kept.
-        """
-        request, n_positions, n_cached = answer.request, answer.n_positions, 0
+        """Readies the engine's own cache for a request; returns how many of its tokens are in there already."""
+        n_cached, turned_for = 0, self._turned_for(answer)
         if self._reuse_prefix:
             chunk = self._prefill_chunk if technique.couples_tokens else None
-            n_cached = self._held.shared(request.prompt_ids[:-1], chunk)
-        turned_for = self._turned_for(answer)
-        if n_cached and not turned_alike(self._model.config.rope, self._cache.turned_for, turned_for):
-            logger.info(
-                "request %s computes %d tokens again: rope turns up to %d positions otherwise than the %d before",
-                request.request_id,
-                n_cached,
-                turned_for,
-                self._cache.turned_for,
-            )
-            n_cached = 0
+            turned = self._cache.turned_for, turned_for
+            n_cached = reusable(self._held, answer.request, chunk, self._model.config.rope, *turned)
         self._held.keep(n_cached)
-        self._cache.start(n_positions, n_cached, turned_for)
+        self._cache.start(answer.n_positions, n_cached, turned_for)
         return n_cached
