@@ -72,8 +72,8 @@ def serve(
         engine = _engine(model, technique, profile, dtype, quantise, threads, chunk, reuse_prefix)
         computing = Computing(engine)
         narrowed = quantise.asked | ({"arithmetic": quantise.arithmetic} if quantise.arithmetic != "fp32" else {})
-        settings = {"threads": threads or "torch's", "chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
-        settings = narrowed | settings
+        others = {"threads": threads or "torch's", "chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
+        settings = narrowed | others
         told = ", ".join(f"{key} {value}" for key, value in settings.items() if value not in (None, False))
         version = f"joulebench {_version()}, {served_digest(model, profile)}: {technique}, {dtype}, {told}"
         server = LocalServer(computing, name or model, address, port, version)
@@ -145,7 +145,7 @@ def _quantise(model: str, weights: str | None, arithmetic: Arithmetic | None) ->
     except ValueError as error:
         fail(f"{option}: {error}", EXIT_BAD_PLAN)
     if found.arithmetic == "bf16" and not has("bf16"):
-        fail("--arithmetic bf16: this processor lacks AVX-512 BF16; leave it out", EXIT_BAD_PLAN)
+        fail("arithmetic bf16: this processor lacks AVX-512 BF16; leave it out", EXIT_BAD_PLAN)
     check_quantisation(config, found)
     return found
 

@@ -176,7 +176,7 @@ def test_layers_without_experts_share_no_memory() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "dropless"])
 def test_a_unit_that_holds_no_such_model_is_told_when_the_plan_is_checked(name: str) -> None:
-    """75.0 GiB of Phi's experts, and the GPU of the sheet holds 17.2; its CPU's memory holds them."""
+    """75.0 GiB of Phi's experts, and the GPU of the sheet holds 16.0; its CPU's memory holds them."""
     arm: dict[str, object] = {"name": "arm", "technique": {"name": name}, "devices": [PHI["name"]]}
     told = checked(engine=[arm], device=[PHI]).warnings
     if name == "dropless":

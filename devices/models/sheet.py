@@ -284,11 +284,8 @@ class SheetError(DeviceError):
     def __init__(self, which: SheetRef, problems: Sequence[str], hint: str = "") -> None:
         self.problems = tuple(problems)
         self.hint = hint
-        told = [
-            *problems[:MOST_TOLD],
-            *([f"and {len(problems) - MOST_TOLD} more"] if len(problems) > MOST_TOLD else []),
-        ]
-        super().__init__(f"sheet {which}: {'; '.join([*told, *([hint] if hint else [])])}")
+        more = f"and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
+        super().__init__(f"sheet {which}: {'; '.join(filter(None, [*problems[:MOST_TOLD], more, hint]))}")
 
 
 @cache
