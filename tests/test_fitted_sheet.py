@@ -25,7 +25,7 @@ from engines.curves.machine import FittedMachine, points_text, residual_rows, sh
 from engines.curves.pieces import CALLS, Bench, tiled
 from engines.curves.prices import EXPERTS_FEW, FEW, Known, Residual, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Piece, Point
-from engines.curves.steps import EngineRun, fetching_layers, priced, prompt_fetches, request_of
+from engines.curves.steps import EngineRun, fetches, priced, request_of
 from engines.made_models import MadeSizes
 from engines.techniques.presets import preset_parameters
 from results.records import Request
@@ -325,6 +325,6 @@ def test_layers_that_fetch_are_those_of_the_median_token_and_experts_those_of_th
                 self.observer.step(1, 9, "decode", plans)
 
     engine: Any = Engine()
-    assert fetching_layers(engine, request_of(8, 4, 16)) == 1
-    assert prompt_fetches(engine, request_of(8, 4, 16)) == 14
+    found = fetches(engine, request_of(8, 4, 16))
+    assert (found.of_prompt, found.of_token) == (14, 1)
     assert engine.observer is None

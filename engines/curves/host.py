@@ -31,14 +31,7 @@ from engines.curves.prices import (
     link_prices,
 )
 from engines.curves.rounds import Measured, Point, Work, measured
-from engines.curves.steps import (
-    EngineRun,
-    bytes_of_many_rows,
-    fetching_layers,
-    priced,
-    prompt_fetches,
-    request_of,
-)
+from engines.curves.steps import EngineRun, bytes_of_many_rows, fetches, priced, request_of
 from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes, write_made_model
 from engines.model.accelerator import DeviceType, find_backend
@@ -195,9 +188,9 @@ def fit_unit(
                 works += copies(one.name, one.from_file(form))
                 engine = one.fetching_engine(grid.prompts[0][1], threads, form)
                 request = request_of(grid.prompts[0][0], grid.n_new, one.shape.vocabulary)
-                fetching = fetching_layers(engine, request), prompt_fetches(engine, request)
+                fetched = fetches(engine, request)
                 name, chunk = f"{one.name}; lru", grid.prompts[0][1]
-                own = EngineRun(name, engine, one.shape, request, chunk, *fetching)
+                own = EngineRun(name, engine, one.shape, request, chunk, fetched.of_token, fetched.of_prompt)
                 runs.append((own, engine))
         own_works = [*works, *(run for run, _ in runs)]
         found = measured([*own_works, *beside], grid.n_rounds, on_round)

@@ -114,22 +114,27 @@ class Counted(NamedTuple):
 class _Seen:
     """A `StepObserver`: what is counted in the plans of each step, by phase."""
 
-    def __init__(self, counted: Callable[[DispatchPlan], float]) -> None:
-        self._counted = counted
+    def __init__(self, in_prompt: Callable[[DispatchPlan], float], in_token: Callable[[DispatchPlan], float]) -> None:
+        self._in_prompt, self._in_token = in_prompt, in_token
         self.of_prompt = 0.0
         self.of_tokens: list[float] = []
 
     def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None:
-        found = sum(self._counted(plan) for plan in plans if plan is not None)
+        own = [plan for plan in plans if plan is not None]
         if phase == "decode":
-            self.of_tokens.append(found)
+            self.of_tokens.append(sum(map(self._in_token, own)))
         else:
-            self.of_prompt += found
+            self.of_prompt += sum(map(self._in_prompt, own))
 
 
-def _counted_in(engine: ReferenceEngine, request: Request, counted: Callable[[DispatchPlan], float]) -> Counted:
+def _counted_in(
+    engine: ReferenceEngine,
+    request: Request,
+    in_prompt: Callable[[DispatchPlan], float],
+    in_token: Callable[[DispatchPlan], float],
+) -> Counted:
     """Of tokens the median, as `Phases.decode_s` is: the mean would have the first tokens, whose cache lacks more."""
-    seen = engine.observer = _Seen(counted)
+    seen = engine.observer = _Seen(in_prompt, in_token)
     try:
         engine.reset()
         engine.run(request, unheard)
@@ -138,14 +143,9 @@ def _counted_in(engine: ReferenceEngine, request: Request, counted: Callable[[Di
     return Counted(seen.of_prompt, statistics.median(seen.of_tokens))
 
 
-def fetching_layers(engine: ReferenceEngine, request: Request) -> float:
-    """Of a decoded token: layers whose experts must travel."""
-    return _counted_in(engine, request, lambda plan: len(plan.transfers) > 0).of_token
-
-
-def prompt_fetches(engine: ReferenceEngine, request: Request) -> float:
-    """Experts that must travel while the prompt is read."""
-    return _counted_in(engine, request, lambda plan: len(plan.transfers)).of_prompt
+def fetches(engine: ReferenceEngine, request: Request) -> Counted:
+    """Experts that must travel while the prompt is read, and layers of a decoded token whose experts must."""
+    return _counted_in(engine, request, lambda plan: len(plan.transfers), lambda plan: len(plan.transfers) > 0)
 
 
 def bytes_of_many_rows(engine: ReferenceEngine, request: Request, shape: ModelShape) -> float:
@@ -157,7 +157,7 @@ def bytes_of_many_rows(engine: ReferenceEngine, request: Request, shape: ModelSh
         block.add_to(steps, plan, 0, {})
         return many_rows_bytes(steps.operations, most_few)
 
-    return _counted_in(engine, request, counted).of_token
+    return _counted_in(engine, request, lambda plan: 0, counted).of_token
 
 
 def priced(engine: ObservedEngine, sheet: Sheet, shape: ModelShape, backbone: Unit, request: Request) -> Phases:
