@@ -84,6 +84,8 @@ def test_a_row_that_a_matrix_lacks_is_refused_as_by_torch(row: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(IndexError):
             widened_rows(embedding_LH, torch.tensor([0, row]), dtype)
+    with pytest.raises(IndexError, match=f"130 rows has no row {row}$"):
+        native.rows(embedding_LH, torch.tensor([0, row]))
 
 
 def rounded_by_hand(x: Tensor) -> Tensor:
@@ -336,7 +338,7 @@ def test_norms_of_rows_are_torchs_to_the_last_bit_and_wake_none_of_its_threads(
         asked.append(tuple(x.shape))
         return norm(x, **given)
 
-    x_TH = torch.randn(shape)
+    x_TH = random(*shape)
     expected = norm(x_TH, dim=-1)
     monkeypatch.setattr(torch.linalg, "vector_norm", counted)
     assert torch.equal(row_norms(x_TH), expected)

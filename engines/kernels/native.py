@@ -171,7 +171,8 @@ def rows(matrix: Matrix, row_T: Tensor) -> Tensor:
         ctypes.byref(described(matrix)), row_T.data_ptr(), len(row_T), out_TN.data_ptr(), torch.get_num_threads()
     )
     if not is_whole:
-        raise IndexError(f"a matrix of {n_rows} rows has no row {row_T.min()} or no row {row_T.max()}")
+        beyond = next(row for row in row_T.tolist() if not 0 <= row < n_rows)
+        raise IndexError(f"a matrix of {n_rows} rows has no row {beyond}")
     return out_TN
 
 
