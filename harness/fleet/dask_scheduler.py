@@ -35,8 +35,9 @@ async def serve(asked: SchedulerAsked) -> None:
     )
     try:
         await scheduler
-    except OSError as error:
-        sys.stdout.write(f"{error.strerror or error}\n")
+    except (OSError, RuntimeError) as error:
+        cause = error.__cause__ or error  # Dask tells an address that is taken as a RuntimeError of its own.
+        sys.stdout.write(f"{getattr(cause, 'strerror', None) or cause}\n")
         sys.stdout.flush()
         os._exit(EXIT_CANNOT_LISTEN)
     sys.stdout.write(f"{READY}{scheduler.port}\n")

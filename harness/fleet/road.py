@@ -23,12 +23,18 @@ BEGINS_WITHIN_S = 5.0
 STARTS_WITHIN_S = 30.0
 """Where one was lost."""
 TRY_EVERY_S = 0.5
+ENDS_WITHIN_S = 1.0
+"""Once it has nothing more to say."""
 ANSWERS_WITHIN_S = 10.0
 STATE_KEY = "joulebench"
 
 
 class FleetError(Exception):
     """The way to the workers cannot be opened: what, the value, the remedy."""
+
+
+class _KilledAtStartError(FleetError):
+    """A scheduler that somebody killed before it listened: nothing is known of the address."""
 
 
 class Came(NamedTuple):
@@ -107,19 +113,20 @@ class DaskRoad:
         self._reach(BEGINS_WITHIN_S)
 
     def _reach(self, within_s: float) -> None:
-        """A scheduler that runs, and a client of it. within_s: until it listens; one that did and is lost before it
-        answers is started again for longer. Raises `FleetError`."""
+        """A scheduler that runs, and a client of it. within_s: while it cannot listen; one that is killed first, or
+        is lost before it answers, is started again for longer. Raises `FleetError`."""
         begin_s = time.monotonic()
         while True:
-            listens = False
+            is_refused = True
             try:
                 if self._scheduler is None or self._scheduler.poll() is not None:
                     self._start_scheduler()
-                listens = True
+                is_refused = False
                 self._connect()
                 return
-            except FleetError:
-                if time.monotonic() > begin_s + (STARTS_WITHIN_S if listens else within_s):
+            except FleetError as error:
+                is_refused = is_refused and not isinstance(error, _KilledAtStartError)
+                if time.monotonic() > begin_s + (within_s if is_refused else STARTS_WITHIN_S):
                     raise
                 time.sleep(TRY_EVERY_S)
 
@@ -131,8 +138,14 @@ class DaskRoad:
         assert started.stdout is not None
         said = started.stdout.readline().strip()
         if not said.startswith(READY):
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(ENDS_WITHIN_S)
             started.kill()
-            started.wait()
+            code = started.wait()
+            if not said and code < 0:
+                raise _KilledAtStartError(
+                    f"{self._address}: the scheduler was ended by signal {-code} before it listened"
+                )
             raise FleetError(
                 f"cannot listen on {self._address} ({said or 'Dask did not start'}); name another address with --listen"
             )
