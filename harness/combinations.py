@@ -8,7 +8,7 @@ from functools import cache
 from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.dispatch import FILE, way_to
-from engines.kernels.compile import has as processor_has
+from engines.kernels.compile import lacks_bf16
 from engines.pricing.schedule import unit_of_rest
 from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
@@ -38,8 +38,8 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
         asked = f"{engine.quantise.arithmetic} arithmetic is of this host's CPU"
         return f"{asked}, and weights are widened elsewhere; leave quantise.arithmetic out"
     if not device.is_modelled:
-        no_bf16 = engine.quantise.arithmetic == "bf16" and not processor_has("bf16")
-        return "this processor lacks AVX-512 BF16; leave quantise.arithmetic out" if no_bf16 else None
+        reason = lacks_bf16() if engine.quantise.arithmetic == "bf16" else None
+        return None if reason is None else f"{reason}; leave quantise.arithmetic out"
     if engine.quantise.arithmetic != "fp32":
         return "a modelled device prices arithmetic of two bytes a value, so quantise.arithmetic is for the host"
     if engine.quantise.asked and not plays:

@@ -131,7 +131,7 @@ def served_digest(model: str, profile: str | None) -> str:
 
 def _quantise(model: str, weights: str | None, arithmetic: Arithmetic | None) -> Quantisation:
     """Raises `EngineError`; ends the command on options that are wrong."""
-    from engines.kernels.compile import has
+    from engines.kernels.compile import lacks_bf16
     from engines.model.checkpoints import inspect_checkpoint
     from engines.model.wanted_tensors import check_quantisation, components_of
 
@@ -144,9 +144,9 @@ def _quantise(model: str, weights: str | None, arithmetic: Arithmetic | None) ->
         found = quantisation_of(table)
     except ValueError as error:
         fail(f"{option}: {error}", EXIT_BAD_PLAN)
-    if found.arithmetic == "bf16" and not has("bf16"):
-        fail("arithmetic bf16: this processor lacks AVX-512 BF16; leave it out", EXIT_BAD_PLAN)
-    check_quantisation(config, found)
+    if found.arithmetic == "bf16" and (reason := lacks_bf16()) is not None:
+        fail(f"{option}: {reason}; leave arithmetic out", EXIT_BAD_PLAN)
+    check_quantisation(config, found, f"{option}: ")
     return found
 
 

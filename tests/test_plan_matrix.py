@@ -116,7 +116,7 @@ def test_arithmetic_is_a_choice_of_the_plan_that_makes_another_cell() -> None:
 def test_bf16_arithmetic_is_skipped_where_the_processor_has_none(
     has_bf16: bool, planned: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.combinations.processor_has", lambda what: has_bf16)
+    monkeypatch.setattr("engines.kernels.compile.has", lambda what: has_bf16)
     arm = DROPLESS | {"name": "rounding", "quantise": {"experts": "bf16", "arithmetic": "bf16"}}
     plan = build_plan(raw_plan(engine=[DROPLESS | {"name": "plain"}, arm]))
     assert {c.cell.engine for c in plan.cells} == planned

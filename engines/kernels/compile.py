@@ -215,6 +215,11 @@ def has(instruction_set: str) -> bool:
     return not lacking(X86_FLAGS.get(instruction_set, ()))
 
 
+def lacks_bf16() -> str | None:
+    """Why no kernel multiplies bf16 by itself here; None where one may."""
+    return None if has("bf16") else "this processor lacks AVX-512 BF16"
+
+
 def lacking(needs: Iterable[str]) -> list[str]:
     """Of words of /proc/cpuinfo those that this processor lacks; none where it does not tell."""
     flags = next((line.partition(":")[2].split() for line in _cpuinfo() if line.startswith("flags")), None)

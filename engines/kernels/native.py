@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.kernels.compile import FLAGS_VARIABLE, has
+from engines.kernels.compile import FLAGS_VARIABLE, lacks_bf16
 from engines.kernels.library import library, loaded
 from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix
 
@@ -130,9 +130,9 @@ def why_not_bf16() -> str | None:
     kernels = library()
     if kernels is None:
         return f"there are no kernels, and torch would only imitate it ({loaded().reason})"
-    if not kernels.joulebench_multiplies_bf16() or not has("bf16"):
-        return f"this processor, or {FLAGS_VARIABLE}, lacks AVX-512 BF16"
-    return None
+    if kernels.joulebench_multiplies_bf16():
+        return lacks_bf16()
+    return lacks_bf16() or f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16"
 
 
 def reads(matrix: Matrix) -> bool:

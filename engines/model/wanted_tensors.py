@@ -36,13 +36,16 @@ def components_of(config: ModelConfig) -> list[str]:
     return [*(["experts"] if moe is not None else []), *(["dense"] if has_dense else []), "attention", "head"]
 
 
-def check_quantisation(config: ModelConfig, quantise: Quantisation) -> None:
-    """Raises `EngineError` on a form that a matrix cannot take, or for a component that the model does not have."""
+def check_quantisation(config: ModelConfig, quantise: Quantisation, where: str = "quantise.") -> None:
+    """Raises `EngineError` on a form that a matrix cannot take, or for a component that the model does not have.
+
+    where: the way to a component, in the words in which it was asked.
+    """
     there = components_of(config)
     if quantise.experts is not None and "experts" not in there:
-        raise EngineError("quantise.experts has no effect, for the model is dense; name dense instead")
+        raise EngineError(f"{where}experts has no effect, for the model is dense; name dense instead")
     if quantise.dense is not None and "dense" not in there:
-        raise EngineError("quantise.dense has no effect: no layer is dense and there is no shared expert; remove it")
+        raise EngineError(f"{where}dense has no effect: no layer is dense and there is no shared expert; remove it")
     load_weights(config, _nothing, torch.float32, quantise)
 
 
