@@ -1,6 +1,6 @@
 """The calls of a dispatch plan: which rows of which experts a unit computes at once.
 
-Legend: E experts, S segments (the rows of one expert in one call), C calls.
+Legend: E experts, S segments (the rows of one expert in one call), C calls, K kinds of calls.
 """
 
 from __future__ import annotations

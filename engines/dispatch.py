@@ -3,8 +3,8 @@
 It has two readers: `engines.model.experts.execute` computes it in torch, `engines.pricing.schedule` turns it into
 operations that a hardware model prices. Accuracy and price cannot drift apart, because both read this.
 
-Legend: T tokens, K experts per token, E experts, R rows of the row space, padding included, S segments (the rows of one
-expert in one call), C calls.
+Legend: T tokens, H hidden, K experts per token, E experts, R rows of the row space, padding included, S segments (the
+rows of one expert in one call), C calls, M transfers, N units.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Counts the routers' choices of a window, outside the time of any token. Legend: T tokens, K experts per token."""
+"""Counts the routers' choices of a window, outside the time of any token.
+
+Legend: T tokens, K experts per token, P = T * K routed pairs, E experts.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 y_t = sum_k w_{t,k} down_e(silu(gate_e(x_t)) * up_e(x_t)) with e = id_{t,k}; families differ in biases, in the gated
 unit, and in whether w multiplies what goes into the expert or what comes out.
 
-Legend: T tokens, H hidden, I expert width, K experts per token.
+Legend: T tokens, H hidden, I expert width, K experts per token, R rows, one a routed pair.
 """
 
 from __future__ import annotations

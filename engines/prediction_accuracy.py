@@ -3,7 +3,8 @@
 States are kept while prompts are read, for default vectors are known only when all have been; predictions are made
 afterwards, of the same states.
 
-Legend: N tokens kept, P layers whose next one is predicted, H hidden, E experts, K experts per token.
+Legend: T tokens of a step, N tokens kept, P layers whose next one is predicted, H hidden, W width of the estimator, E
+experts, K experts per token.
 """
 
 from __future__ import annotations

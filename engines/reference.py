@@ -1,6 +1,8 @@
 """The reference engine: torch and the kernels, every technique through its dispatch plan; one request or a batch.
 
 Written to be right and to be read; a faster engine has this one to agree with.
+
+Legend: T tokens, H hidden, L vocabulary rows, A positions asked about in one step.
 """
 
 from __future__ import annotations

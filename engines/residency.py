@@ -3,7 +3,8 @@
 The engine owns it, applies every executed plan to it once, and shows it to the technique. Arrays throughout: a decode
 step asks and applies it for every layer.
 
-Legend: L layers, E experts, X experts called, M transfers.
+Legend: L layers, E experts, X experts called or what happens to them, S segments, M transfers, T tokens, K experts per
+token, P places: layer and expert in one number, or routed pairs.
 """
 
 from __future__ import annotations

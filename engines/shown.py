@@ -1,6 +1,8 @@
 """What an engine shows its technique of what happened so far, and keeps up to date.
 
 Techniques keep no state: it lies here, of one engine, and only what a technique asks for.
+
+Legend: T tokens, K experts per token, E experts, L layers with experts, H hidden.
 """
 
 from __future__ import annotations

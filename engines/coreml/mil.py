@@ -8,7 +8,7 @@ A key or value goes into a state by a product with a matrix of zeros and ones th
 on the input would be a dynamic index. The product is exact.
 
 Legend: H hidden, N query heads, M key/value heads, G query heads of a key/value head, D features of a head, P pairs of
-turned features, T tokens of the chunk, S positions.
+turned features, T tokens of the chunk, S positions, O outputs and I inputs of a matrix.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ calls that the plan places on the CPU. Attention, and what every token passes th
 backbone is the npu.
 
 Legend: T tokens, H hidden, R rows of the row space, M key/value heads, D features of a head, P pairs of turned
-features, S positions.
+features, S positions, E experts of a call, C rows of each, X values of a row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A checkpoint's layer as the content of a package, and what of a checkpoint no package can hold.
 
-Legend: H hidden, I expert width, D features of a head, P pairs of turned features.
+Legend: H hidden, I expert width, Q = query heads * features, M = key/value heads * features, N query heads, D features
+of a head, P pairs of turned features.
 """
 
 from __future__ import annotations

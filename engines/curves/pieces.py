@@ -4,7 +4,7 @@ Amounts are those of the operations that a schedule makes of the same work (`eng
 and what is priced cannot drift apart. Each piece goes through all layers of its model: weights come from memory, as
 they do in a step. `calls` are the calls from Python, whose time is the engine's and no kernel's.
 
-Legend: T tokens, H hidden, K experts per token.
+Legend: T tokens, H hidden, K experts per token, P pairs of turned features.
 """
 
 from __future__ import annotations

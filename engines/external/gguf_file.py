@@ -7,7 +7,8 @@ quantiser takes q6_K, which the package reads and does not write).
 What a family of llama.cpp computes that our config asks for otherwise is refused, not written: a benchmark of almost
 the right model is worth nothing.
 
-Legend: E experts, H hidden, I expert width, L vocabulary rows, N heads, D features of a head.
+Legend: E experts, H hidden, I expert width, L vocabulary rows, N heads, D features of a head, Q = query heads * D, M =
+key/value heads * D.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ is how it is tested where there is no accelerator.
 A step is not captured in a CUDA graph: a dispatch plan's calls are known on the host only, which waits for the router
 once a layer. That wait is part of what a dispatch plan costs here.
 
-Legend: T tokens, H hidden, I expert width, J = 2I, E experts, R rows of all expert calls.
+Legend: T tokens, H hidden, I expert width, J = 2I, E experts, R rows of all expert calls, S segments (the rows of one
+expert in one call).
 """
 
 from __future__ import annotations

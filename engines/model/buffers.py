@@ -8,7 +8,7 @@ what the next token needs is copied anew. A thread of the CPU copies, or a strea
 Experts come from the mapped file that they lie in: the checkpoint's, or one that they were made into on loading
 (narrowed, packed, stacked, in FP8 blocks).
 
-Legend: H hidden, S segments of a plan.
+Legend: T tokens, H hidden, S segments of a plan, M transfers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The experts of one layer, and the torch reader of a dispatch plan.
 
-Legend: T tokens, H hidden, I expert width, E experts, R rows of all expert calls.
+Legend: T tokens, H hidden, I expert width, E experts, R rows of all expert calls, S segments (the rows of one expert in
+one call), C calls.
 """
 
 from __future__ import annotations

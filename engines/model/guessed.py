@@ -1,7 +1,8 @@
 """Guesses at the next layer's experts that are made inside of a decode step: what `engines.prediction` says of them, as
 the kernels take it, and what they guessed.
 
-Legend: P layers that are guessed for, K experts per token.
+Legend: P (in the room: G) layers that are guessed for, E experts, K experts per token, H hidden, W width of the
+estimator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keys and values of the tokens before, and what a step sees of them.
 
 Legend: T tokens of a chunk, S tokens seen, M key/value heads, D features of a query, R rank of the latent, P pairs of
-turned features.
+turned features, X values of this rank.
 """
 
 from __future__ import annotations

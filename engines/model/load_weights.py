@@ -3,8 +3,8 @@
 One description serves two readers: `load_weights` takes the tensors from files, `engines.model.wanted_tensors` takes
 them from nowhere and notes what was asked for. So the names and shapes that are checked are those that are read.
 
-Legend: H hidden, Q = heads * features of a query, M = kv heads * head_dim, D head_dim, W dense width, I expert width,
-J = 2I, E experts, L vocabulary rows, R rank of a latent.
+Legend: H hidden, Q = heads * features of a query, M = kv heads * head_dim, N heads, D head_dim, V features of a value,
+W dense width, I expert width, J = 2I, E experts, L vocabulary rows, R rank of a latent.
 """
 
 from __future__ import annotations

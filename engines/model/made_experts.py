@@ -2,6 +2,8 @@
 
 The file has no name once it is open: it ends with the last expert that is read from it, however the process ends. It
 lies where the system keeps temporary files (TMPDIR); where that is memory (tmpfs), it takes memory of the machine.
+
+Legend: I expert width, H hidden.
 """
 
 from __future__ import annotations

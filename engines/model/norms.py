@@ -1,4 +1,7 @@
-"""Normalisation over the last dimension, and the sums between blocks."""
+"""Normalisation over the last dimension, and the sums between blocks.
+
+Legend: T tokens, H hidden.
+"""
 
 from __future__ import annotations
 

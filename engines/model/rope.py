@@ -1,6 +1,6 @@
 """Rotary position embedding: how far each pair of features is turned at each position, and the turning.
 
-Legend: P pairs of features, T tokens, N heads, D head_dim.
+Legend: P pairs of features, T tokens, S positions, N heads, D head_dim.
 """
 
 from __future__ import annotations

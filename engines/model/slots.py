@@ -6,7 +6,7 @@ are made once, on loading, into a file of their own, whose bytes are copied as t
 at once: the process holds the slots and no expert beside them. (The system may keep the file in its page cache; what is
 copied then comes from memory, not from the disk.)
 
-Legend: E experts, S segments of a plan, H hidden.
+Legend: T tokens, H hidden, I expert width, E experts, L layers with experts, S segments of a plan.
 """
 
 from __future__ import annotations

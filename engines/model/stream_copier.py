@@ -7,6 +7,8 @@ has ended.
 
 `Streams` is what a device must do for it. CUDA's are in `engines.model.cuda_streams`; tests have others, which note
 what reads and writes and hold it against the order that was asked for.
+
+Legend: I expert width, H hidden.
 """
 
 from __future__ import annotations

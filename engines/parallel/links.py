@@ -5,7 +5,7 @@ the bytes are known without knowing an algorithm of gloo or nccl. Sums are added
 who needs them: all ranks have the same bits. Small sums on the CPU go through memory that the ranks share, one part to
 all others as a message would: a message of 4 kB takes a hundred times as long.
 
-Legend: N ranks, T rows of a step, X values of a row.
+Legend: N ranks, T rows of a step, K experts per token, X values of a row.
 """
 
 from __future__ import annotations

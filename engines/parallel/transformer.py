@@ -6,7 +6,8 @@ what fills memory. Of the routed experts a rank has what the technique's place g
 every rank has the whole cache. In decoding all ranks compute the same token, and the experts' partial results travel.
 Where attention's weights are large, each rank computes its heads of the token for all (`split_attention.h`).
 
-Legend: T rows of the step, K experts per token, E experts, N ranks, H hidden, R rows of calls, S segments, X values.
+Legend: T rows of the step, K experts per token, E experts, L layers with experts, N ranks, H hidden, Q = query heads *
+features, M = key/value heads * features, P pairs of turned features, R rows of calls, S segments, X values.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A technique that asks where experts lie, or which unit holds them, has another p
 costs and counts hangs on less: on how many of a token's experts lie in a memory, or on which ranks they are. So what it
 hangs on is asked for all tokens at once, and a plan is made for the first token of each kind.
 
-Legend: L layers with experts, N decoded tokens, K experts of a token, X figures that tell kinds apart.
+Legend: L layers with experts, N decoded tokens, K experts of a token, X figures that tell kinds apart, U units, M
+transfers.
 """
 
 from __future__ import annotations

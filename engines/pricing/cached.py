@@ -4,7 +4,7 @@ What such a plan costs and counts hangs on which of a token's calls find their e
 So that is asked for all layers of a token at once, and a plan is made for the first that misses alike. What lies where
 goes on as if each had been made.
 
-Legend: L layers with experts, N decoded tokens, K experts of a token.
+Legend: L layers with experts, E experts, N decoded tokens, K experts of a token, X what happens in a cache.
 """
 
 from __future__ import annotations

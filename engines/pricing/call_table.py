@@ -1,6 +1,6 @@
 """The calls of a plan as a price reads them: what is gathered for them, which follow each other, whose tokens they are.
 
-Legend: R rows of a plan, S segments, C calls, K kinds of calls, T tokens.
+Legend: R rows of a plan, S segments, C calls, K kinds of calls, U units, T tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Routing with the chances that published counts of experts have."""
+"""Routing with the chances that published counts of experts have.
+
+Legend: L layers with experts, E experts.
+"""
 
 from __future__ import annotations
 

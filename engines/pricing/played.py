@@ -4,7 +4,7 @@ The same code in the same order as in a run: what lies where, what was chosen so
 shown by `engines.shown`. Attention is not computed, so no token is more salient than another: of those that overflow,
 later ones go.
 
-Legend: L layers with experts, T tokens, E experts, K experts per token.
+Legend: L layers with experts, T tokens, E experts, K experts per token, X numbers drawn for a layer.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Behind it is the modelled engine, which prices what it hears. Tokens are counted and nothing else is known of them: an
 answer has a length and no text.
+
+Legend: L layers with experts, T tokens, K experts per token.
 """
 
 from __future__ import annotations

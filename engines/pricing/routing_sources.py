@@ -3,7 +3,8 @@
 A source gives the experts of one token after another, for all layers with experts. Every table that rests on it names
 it. What calibration counts is apart from what the runs are told.
 
-Legend: L layers with experts, T tokens, E experts, K experts per token, S sequences.
+Legend: L layers with experts, T tokens, E experts, K experts per token, S sequences, X tokens of all layers, those that
+are drawn again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The four decisions of a technique, put together to the plan of one layer.
 
-Legend: T tokens, K experts per token, P = T * K routed pairs in row-major order, E experts, R rows, S segments,
-C calls.
+Legend: T tokens, K experts per token, P = T * K routed pairs in row-major order, E experts, R rows, S segments, C
+calls, M transfers; of decoded tokens, N of them, U units, X figures that tell them apart.
 """
 
 from __future__ import annotations

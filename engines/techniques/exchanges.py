@@ -1,6 +1,6 @@
 """What the units of a plan send each other, so that each has the rows that it computes, and what it computed adds up.
 
-Legend: N units, T tokens, R rows, S segments, C calls.
+Legend: N units, T tokens, R rows, S segments, C calls, K kinds of calls.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 They say what the general way says, in a tenth of the steps: a plan stands between every two layers of a token.
 
-Legend: K experts of the token, E experts, R rows, S segments, C calls, G groups of calls that are made together.
+Legend: T tokens (one), K experts of the token, E experts, R rows, S segments, C calls, G groups of calls that are made
+together, X experts in the order of the plan; of several tokens at once, N of them, U units.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ only partial results travel, so that all ranks have the sum (`all_reduce`).
 
 `engines.parallel` sends this and nothing else for the experts, and holds what it sent against the plan.
 
-Legend: T tokens of the step, K experts per token, E experts, N ranks, H model width, R rows.
+Legend: T tokens of the step, K experts per token, E experts, N ranks, H model width, R rows, S segments, C calls.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A prediction is made of what the layer before knows when its own experts are about to run, so that weights can travel
 while those run. The first layer with experts has none before it and takes its router's choice.
+
+Legend: H hidden, E experts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The calls of a share of a layer's experts: which segments of rows each has, on which unit, in which kind of call.
 
-Legend: E experts, S segments, C calls, P pieces of a share.
+Legend: E experts, S segments, C calls, P pieces of a share, N units that share a call.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Rules that the sources leave open, as built here:
   the request's prefill launched in the layer (`decode_graphs = "same"`, as Table 2 has it), or one of one row.
 - Every expert is launched in prefill (`launch = "all"`); in decoding, those that have tokens.
 
-Legend: T tokens, K experts per token, E experts.
+Legend: T tokens, K experts per token, E experts, S segments, L layers with experts.
 """
 
 from __future__ import annotations

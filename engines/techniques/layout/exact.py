@@ -1,4 +1,7 @@
-"""A row a pair: one call for each expert that has tokens, with exactly its rows. Shapes follow the routing."""
+"""A row a pair: one call for each expert that has tokens, with exactly its rows. Shapes follow the routing.
+
+Legend: E experts, S segments (the rows of one expert in one call).
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Rules that the source leaves open, as built here:
 - A short last chunk has the full chunk's shapes.
 - Weights of surviving pairs stay as they are; `renormalise_survivors` scales each token's to their sum before the drop.
 
-Legend: E experts, S segments (a row range of one expert), G graphs.
+Legend: E experts, S segments (a row range of one expert), C calls, G graphs.
 """
 
 from __future__ import annotations

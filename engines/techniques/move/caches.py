@@ -17,7 +17,7 @@ index. Loads are as many as misses, and with `prefetch` those beside them that w
 what the route told of a later layer and what lies in no slot takes one by the same rule; nothing that was predicted
 goes for another, so what finds no slot waits until it is called. A guess is no use: only calls are.
 
-Legend: E experts, X distinct experts called, M misses, L layers.
+Legend: T tokens, K experts per token, E experts, S segments, X distinct experts called, M misses, L layers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ beside those slots, and are gone when their layer ran.
 
 On this host weights lie in one memory whatever the unit: transfers are counted, not timed.
 
-Legend: E experts, L layers, X experts that the GPU computes.
+Legend: E experts, L layers, S segments, C calls, X experts that the GPU computes.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ layer alike, or `slots`, or K. The first layer's come too late for its first tok
 
 On this host weights lie in one memory whatever the unit: transfers are counted, not timed.
 
-Legend: L layers, E experts, X experts called, M transfers.
+Legend: T tokens, L layers, E experts, S segments, C calls, K kinds of calls or, of ids, experts per token, X experts
+called, M transfers.
 """
 
 from __future__ import annotations

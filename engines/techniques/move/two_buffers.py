@@ -7,7 +7,7 @@ While layer l computes from one buffer, the other is filled for the next layer w
 or in a prefill without predictions all of them. What a layer needs and lacks is fetched before its calls. A buffer is
 written over two layers later, so nothing is found there by the next token: that would be a cache.
 
-Legend: E experts, X experts called, M transfers.
+Legend: T tokens, K experts per token, E experts, S segments, X experts called, M transfers.
 """
 
 from __future__ import annotations

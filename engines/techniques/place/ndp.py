@@ -10,7 +10,7 @@ Every unit has 1/N of the columns of each expert: gate and up by columns, down b
 In a step of several tokens K is the number of experts that have any, and T_g and T_n are of their mean rows. Equal
 loads: the lower number first. A slice is rounded to whole columns.
 
-Legend: E experts, X experts that have rows, N units, K experts of a token.
+Legend: T tokens, E experts, X experts that have rows, N units, K experts of a token.
 """
 
 from __future__ import annotations

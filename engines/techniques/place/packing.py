@@ -9,7 +9,7 @@ As DeepSeek publishes it (github.com/deepseek-ai/EPLB), in three greedy steps:
 
 Greedy is not best: `tests/test_packing.py` holds it against all packings of small cases, and shows the gap.
 
-Legend: E experts, N ranks, G groups, S slots of a rank.
+Legend: E experts, N ranks, G groups, S slots of a rank, B bins.
 """
 
 from __future__ import annotations

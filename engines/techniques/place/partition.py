@@ -9,7 +9,7 @@ every decode step of one token; beyond, experts are ordered by what the other un
 best cut is taken, and single experts change sides, or two change places, while that helps. `tests/test_partition.py`
 holds it against all subsets and shows the gap.
 
-Legend: X experts that have rows, N units that are not the GPU, H experts on the GPU.
+Legend: X experts that have rows, S ways to divide them, N units that are not the GPU, H experts on the GPU, T steps.
 """
 
 from __future__ import annotations
