@@ -277,8 +277,9 @@ def _run(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, wait: b
 
 
 def _measured(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, console: Console) -> RunOutcome:
+    from harness.opening import DeviceNotReadyError, open_run
     from harness.progress import LiveProgress, PlainProgress
-    from harness.runner import DeviceNotReadyError, Runner, open_run
+    from harness.runner import Runner
     from results.store import StoreError
 
     try:

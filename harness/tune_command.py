@@ -138,8 +138,8 @@ def tune(
 
 
 def _tune(asked: Asked, problems: list[str]) -> None:
+    from harness.opening import DeviceNotReadyError
     from harness.plan import PlanError
-    from harness.runner import DeviceNotReadyError
     from harness.tuning.asked import begin, conclude
     from harness.tuning.display import DOES, ProbeLines, candidate_rows, order_words, sentence
     from harness.tuning.pages import write_session
@@ -187,8 +187,8 @@ def _tune(asked: Asked, problems: list[str]) -> None:
 
 
 def _check(named: str, pairs: int, out: Path | None) -> None:
+    from harness.opening import DeviceNotReadyError
     from harness.plan import PlanError
-    from harness.runner import DeviceNotReadyError
     from harness.tuning.asked import check_again
     from harness.tuning.checking import CHECK_REPORT, VERDICT_WORDS
     from harness.tuning.display import ProbeLines

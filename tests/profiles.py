@@ -9,11 +9,12 @@ import pytest
 
 from engines.model.checkpoints import inspect_checkpoint
 from engines.profile import Profile, ProfiledData, ProfileOrigin
+from harness.opening import open_run
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.profiles import model_digests
 from harness.run_parts import RunParts
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from results.trials import Trial
 from tests.plans import MODEL, raw_plan
 from tests.test_runner import Heard

@@ -14,9 +14,10 @@ from devices.meters.same_counter import shared_counter
 from harness.catalog import METERS
 from harness.device_building import build_device
 from harness.device_specs import HostSpec
+from harness.opening import open_run
 from harness.plan import build_plan
 from harness.progress import PlainProgress
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.schema import TrialProtocol
 from harness.session import run_trial
 from results.records import PowerTrace

@@ -24,10 +24,11 @@ from devices.gates import Gates
 from devices.meters.trace_replay import TraceReplayMeter
 from engines.base import PhaseListener
 from harness.matrix import CellPlan
+from harness.opening import open_run
 from harness.plan import build_plan
 from harness.progress import PlainProgress
 from harness.recording import record, write_recording
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.schema import TrialProtocol
 from harness.session import PreparedCell, run_trial
 from results.derivation import energies_of

@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from devices.base import TransientDeviceError
+from harness.opening import open_run
 from harness.plan import build_plan
 from harness.progress import PlainProgress, outcome
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.schema import StopSpec
 from harness.stopping import IntervalWidth
 from harness.tuning.display import ProbeLines

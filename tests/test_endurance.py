@@ -19,8 +19,9 @@ from devices.android import battery as battery_module
 from devices.base import DeviceError
 from engines.base import PhaseListener
 from harness.commands import app
+from harness.opening import open_run
 from harness.plan import build_plan
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.schema import EnduranceSpec, TrialProtocol
 from results.endurance import NO_STEP, Series, changes_of, endurance_of, round_rows, step_rows
 from results.environments import Conditions

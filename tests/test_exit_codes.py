@@ -125,8 +125,9 @@ def test_one_trial_that_can_be_used_is_enough(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_outcome_counts_marked_trials_apart(tmp_path: Path) -> None:
+    from harness.opening import open_run
     from harness.plan import build_plan
-    from harness.runner import Runner, open_run
+    from harness.runner import Runner
     from tests.test_runner import Heard
 
     def outcome(bench: FakeBench, folder: Path) -> RunOutcome:

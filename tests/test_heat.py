@@ -20,9 +20,10 @@ from engines.observers import SparseLayerStep
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
+from harness.opening import open_run
 from harness.plan import build_plan
 from harness.run_parts import RunParts
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from results.database import DATABASE
 from results.expert_heat import ExpertHeat, LayerForetold
 from results.heat import experts_of, heat_of_cells, layers_of

@@ -16,10 +16,11 @@ import pytest
 
 from harness.inputs import ranges
 from harness.matrix import CellPlan
+from harness.opening import open_run
 from harness.plan import Plan, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
-from harness.runner import Runner, RunOutcome, open_run
+from harness.runner import Runner, RunOutcome
 from results.environments import Build, Environment
 from results.records import Sample
 from results.report.html import html_text

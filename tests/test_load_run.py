@@ -13,11 +13,12 @@ from rich.console import Console
 
 from devices.models.device import ModelDevice
 from harness.matrix import CellPlan
+from harness.opening import open_run
 from harness.plan import PlanError, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.progress import PlainProgress
 from harness.run_parts import RunParts
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.schema import TrialProtocol
 from harness.session import PreparedCell, Traces, run_trial
 from results.records import Request

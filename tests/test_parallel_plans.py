@@ -16,10 +16,11 @@ from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import usable_cores
 from engines.techniques.context import ModelSizes
 from engines.techniques.place.ranks import ExpertParallelParameters, TensorParallelParameters
+from harness.opening import open_run
 from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.session import memory_together
 from tests.plans import BOOLQ, DROPLESS, FAST, HERE, HOST, M2_ULTRA, NPUMOE, raw_plan
 from tests.ranks import LINKS

@@ -7,9 +7,7 @@ idle. So every joule has a closed form, and a load that counted as prefill would
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 
@@ -32,15 +30,17 @@ from engines.external.programs.program import PhaseSetting, Settings
 from engines.external.programs.target import HostTarget
 from engines.model.checkpoints import BUNDLED_FOLDER
 from engines.model.tokenizer import Tokenizer
+from harness.opening import open_run
 from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.progress import PlainProgress
 from harness.run_parts import RunParts
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.schema import TrialProtocol
 from harness.session import PreparedCell, run_trial
 from results.records import Request
 from results.store import Store
+from tests.eventually import eventually, running
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.machine import FakeWorkload, SpokenIds
@@ -63,7 +63,7 @@ echo '{{"build_commit": "4dca015b", "backends": "CPU", "n_prompt": '$p', "n_gen"
 echo '"n_threads": '$t', "samples_ns": ['${{s}}e9']}}'
 echo ']'
 """
-HUNG = f"60.{os.getpid()}"
+HUNG = f"600.{os.getpid()}"
 """Seconds; told apart from what tests beside this one let hang."""
 HANGS = f"#!/bin/sh\nexec sleep {HUNG}\n"
 REQUEST = Request(
@@ -119,15 +119,6 @@ def engine_on(
     files = {"llama-bench": binary, model.name: model}
     target = PhoneTarget(device, CLOCK.now_s)
     return ProgramEngine(program, target, files, device.name, SpokenIds(), 512, CLOCK.now_s, timeout_s)  # type: ignore[arg-type]
-
-
-def running(word: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if word.encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-    return found
 
 
 def test_a_trial_has_the_joules_of_its_phases_and_none_of_loading(device: AndroidDevice, tmp_path: Path) -> None:
@@ -186,10 +177,7 @@ def test_a_run_that_is_cut_off_is_worth_a_retry_and_leaves_nothing_running(
         Timer(0.6, fake.pull_cable if what == "unplugged" else server.stop).start()
     with pytest.raises(TransientDeviceError, match="llama-bench"):
         engine.run(REQUEST, unheard)
-    deadline_s = time.monotonic() + 5.0
-    while set(running(f"sleep\x00{HUNG}")) - before and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert set(running(f"sleep\x00{HUNG}")) - before == set()
+    assert eventually(lambda: set(running(f"sleep\x00{HUNG}")) <= before)
     if what == "server killed":
         server.start()
     fake.plug_in()

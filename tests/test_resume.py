@@ -15,9 +15,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from harness.opening import open_run
 from harness.plan import Plan, build_plan
 from harness.progress import PlainProgress
-from harness.runner import Runner, RunOutcome, open_run
+from harness.runner import Runner, RunOutcome
 from results.store import DATABASE, Store
 from results.trace_files import WINDOW
 from tests.command import start

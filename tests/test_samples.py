@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from harness.opening import open_run
 from harness.plan import build_plan
 from harness.progress import PlainProgress
 from harness.run_parts import RunParts
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.samples import samples_of
 from results.records import Request, Sample
 from results.store import Store

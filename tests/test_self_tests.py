@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from harness.doctor import not_ready
+from harness.opening import open_run
 from harness.plan import build_plan
 from harness.progress import PlainProgress
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.state import keep_self_test, last_self_test, state_folder
 from results.environments import Environment
 from results.report.html import html_text

@@ -13,8 +13,9 @@ import pytest
 
 from engines.base import PhaseListener
 from harness.matrix import CellPlan
+from harness.opening import open_run
 from harness.plan import build_plan
-from harness.runner import Runner, open_run
+from harness.runner import Runner
 from harness.session import PreparedCell
 from results import tables
 from results.accuracy_energy import accuracy_energy

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.fleet.messages import Description
 from harness.fleet.state import DeviceIs
 from harness.inputs import changes, told_changes
-from harness.runner import check_same_machine
+from harness.opening import check_same_machine
 from results.runs import SHA256, Input, RunInfo
 from results.store import StoreError
 

@@ -16,8 +16,8 @@ from harness.fleet.road import DaskRoad, FleetError
 from harness.fleet.state import WRITE_EVERY_S, FleetState, write_state
 from harness.fleet.view import FleetView
 from harness.fleet.work import PlanWork
+from harness.opening import check_folder, check_same_plan, new_info
 from harness.plan import Plan
-from harness.runner import check_folder, check_same_plan, new_info
 from harness.tuning.tuned_plans import why_another_phone
 from results.runs import RunInfo
 from results.store import Store, StoreError

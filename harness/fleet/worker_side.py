@@ -131,7 +131,7 @@ class OwnRun:
         """Raises `RefusedError`."""
         from devices.base import DeviceError
         from harness.inputs import inputs_of
-        from harness.runner import self_tests_of
+        from harness.opening import self_tests_of
 
         try:
             one_of_each = {c.cell.device: c for c in self._plan.cells}

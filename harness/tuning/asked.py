@@ -14,10 +14,11 @@ from typing import Any, cast
 from devices.base import DeviceError
 from devices.conditions import host_environment
 from harness.matrix import CellPlan
+from harness.opening import DeviceNotReadyError
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
-from harness.runner import DeviceNotReadyError, Progress
+from harness.runner import Progress
 from harness.tuning.asked_plan import Asked, CheckedPlan, checked_plan
 from harness.tuning.checking import CHECK_FOLDER, CHECK_REPORT, NoPairsError, check_plan, run_check
 from harness.tuning.cores import WHOLE, choosable, core_candidates, core_searches

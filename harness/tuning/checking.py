@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.opening import open_run
 from harness.plan import draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
-from harness.runner import Progress, Runner, are_contended, open_run, took_more
+from harness.runner import Progress, Runner, are_contended, took_more
 from harness.tuning.probing import Probe, SessionBrokenOffError, probe_of
 from harness.tuning.profile import Check, CheckedRatio
 from harness.tuning.space import AS_PLANNED

@@ -12,9 +12,9 @@ from devices.cpu_seconds import usable_cpus
 from devices.models.core_clusters import CoreCluster, Selection
 from harness.device_specs import ANDROID_PREFIX, IOS_PREFIX
 from harness.external.catalog import EXTERNAL
+from harness.opening import DeviceNotReadyError
 from harness.plan import PlanError
 from harness.problems import nearest
-from harness.runner import DeviceNotReadyError
 from harness.tuning.aecs import PRESETS, AecsParameters
 from harness.tuning.core_places import CorePlaces, host_places, phone_places, read_host_files, thread_places
 from harness.tuning.core_race import core_race, judged_by

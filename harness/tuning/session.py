@@ -18,9 +18,10 @@ from pydantic import Field
 
 from devices.base import DeviceError
 from devices.device_lock import DeviceLock
+from harness.opening import DeviceNotReadyError, open_run
 from harness.plan import Plan
 from harness.run_parts import RunParts
-from harness.runner import DeviceNotReadyError, Progress, Runner, open_run
+from harness.runner import Progress, Runner
 from harness.state import state_folder
 from harness.tuning.aecs import PRESETS
 from harness.tuning.probing import Arm, Probe, Search, SessionBrokenOffError, TrialProber, walk

@@ -1,0 +1,160 @@
+"""Begins a run in a new folder, or goes on with the one that is there: the same plan, machine, software and inputs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from devices.base import DeviceError
+from harness.inputs import changes, inputs_of, told_changes
+from harness.plan import Plan
+from harness.plan_differences import plan_differences
+from harness.run_parts import RunParts
+from harness.sheets import own_sheets, sheet_purposes
+from harness.state import last_self_test, state_folder
+from harness.tuning.tuned_plans import why_another_phone
+from results.environments import Build, Environment
+from results.run_folders import check_is_folder
+from results.runs import Input, RunInfo
+from results.self_tests import SelfTest
+from results.store import Store, StoreError, check_holds_run
+
+SAME_ON_RESUME = ("machine", "cpu_model", "n_cores", "n_threads", "python", "joulebench", "packages")
+"""What must not change within a run. The kernel's version and the memory's size may, as after a crash and a reboot."""
+
+
+class DeviceNotReadyError(Exception):
+    """A device of the plan cannot be opened: nothing was run on it."""
+
+
+def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> Store:
+    """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
+    check_folder(directory, resume)
+    environments = _environments(plan, run_parts)
+    if plan.tuned_for and (other := why_another_phone(plan.tuned_for, *environments.values())):
+        raise StoreError("; ".join(other))
+    try:
+        inputs = inputs_of(plan, run_parts)
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename}: {error.strerror}; make it readable, its digest belongs to the run"
+        ) from error
+    run_parts.watch.refuse_changes(directory)
+    if resume:
+        store = Store.open(directory)
+        try:
+            _check_same(store.info(), plan, environments, inputs, directory)
+        except StoreError:
+            store.close()
+            raise
+        return store
+    info = new_info(plan, environments, self_tests_of(plan, environments), inputs)
+    return Store.create(directory, info, [c.cell for c in plan.cells])
+
+
+def new_info(
+    plan: Plan,
+    environments: Mapping[str, Environment],
+    self_tests: Mapping[str, SelfTest],
+    inputs: tuple[Input, ...],
+) -> RunInfo:
+    """Of a run that begins now. environments, self_tests: by the label of the device."""
+    return RunInfo(
+        run_id=f"{plan.name}-{uuid.uuid4().hex[:8]}",
+        name=plan.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        plan=plan.raw,
+        plan_hash=plan.plan_hash,
+        environments=dict(environments),
+        self_tests=dict(self_tests),
+        inputs=inputs,
+        left_out=plan.left_out,
+        own_sheets=own_sheets(plan, inputs),
+        only_for=dict(sheet_purposes(plan)),
+    )
+
+
+def check_folder(directory: Path, resume: bool) -> None:
+    """A run is begun where there is none, and gone on with where there is one: before a device is waited for."""
+    check_is_folder(directory)
+    try:
+        there = Store.holds_run(directory)
+        if resume:
+            check_holds_run(directory)
+    except StoreError as error:
+        raise StoreError(
+            f"--resume: {error}, or leave --resume out to begin a run" if resume else str(error)
+        ) from error
+    if there and not resume:
+        raise StoreError(f"{directory} already holds a run; go on with --resume or name another folder with --out")
+
+
+def _environments(plan: Plan, run_parts: RunParts) -> dict[str, Environment]:
+    """Opens every device, so that one that is not ready is told before anything is written."""
+    found = {}
+    for cell_plan in {c.cell.device: c for c in plan.cells}.values():
+        try:
+            found[cell_plan.cell.device] = run_parts.environment(cell_plan)
+        except DeviceError as error:
+            raise DeviceNotReadyError(str(error)) from error
+    return found
+
+
+def self_tests_of(plan: Plan, environments: Mapping[str, Environment]) -> dict[str, SelfTest]:
+    """The last self-test of each device that has one. A modelled device is not tested."""
+    folder = state_folder()
+    measured = {c.cell.device: c.device.name for c in plan.cells if not c.is_modelled}
+    found = {label: last_self_test(name, environments[label], folder) for label, name in measured.items()}
+    return {label: test for label, test in found.items() if test is not None}
+
+
+def _check_same(
+    then: RunInfo, plan: Plan, now: Mapping[str, Environment], inputs: Sequence[Input], directory: Path
+) -> None:
+    """Repeats of one cell come from one plan, one machine, one software and the same inputs. Raises `StoreError`."""
+    check_same_plan(then, plan, inputs, directory)
+    check_same_machine(then, now, directory)
+    unlike = changes(then.inputs, inputs) if then.inputs else []
+    if unlike:
+        raise StoreError(
+            f"{directory} was begun with other inputs ({told_changes(unlike)}); put back those of then, or start anew"
+            " with another --out"
+        )
+
+
+def check_same_plan(then: RunInfo, plan: Plan, inputs: Sequence[Input], directory: Path) -> None:
+    """Raises `StoreError`."""
+    if then.plan_hash != plan.plan_hash:
+        raise StoreError(
+            f"{directory} holds a run of another plan (hash {then.plan_hash}, this plan {plan.plan_hash}):"
+            f" {plan_differences(then, plan, inputs)}; name another folder with --out, or resume with the plan,"
+            " settings, data folder and joulebench of then"
+        )
+
+
+def check_same_machine(then: RunInfo, now: Mapping[str, Environment], directory: Path) -> None:
+    """now: of some of the run's devices, or all. Raises `StoreError`."""
+    for device, environment in now.items():
+        before, after = then.environments[device].model_dump(), environment.model_dump()
+        changed = [f"{key} {before[key]} -> {after[key]}" for key in SAME_ON_RESUME if before[key] != after[key]]
+        if changed:
+            raise StoreError(
+                f"{directory} was begun on another machine or software ({'; '.join(changed)}); go on there, or start"
+                " anew with another --out"
+            )
+        road = _other_road(then.environments[device].build, environment.build)
+        if road:
+            raise StoreError(
+                f"{directory} was begun with other kernels ({'; '.join(road)}); go on with those of then, or start anew"
+                " with another --out"
+            )
+
+
+def _other_road(then: Build | None, now: Build | None) -> list[str]:
+    """How what computes differs, where both are known."""
+    if then is None or now is None:
+        return []
+    before, after = then.model_dump(exclude={"reason"}), now.model_dump(exclude={"reason"})
+    return [f"{key.replace('_', ' ')} {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
