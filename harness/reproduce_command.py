@@ -23,7 +23,7 @@ from results.printable import printable
 if TYPE_CHECKING:
     from harness.reproduce.ledger import Ledger
     from harness.reproduce.outcome import Reproduced
-    from harness.reproduce.sensitivity import Tested
+    from harness.reproduce.sensitivity import Varied
 
 FOLDER = Path("reproduced")
 CSV, FLIPS_CSV = "reproduced.csv", "sensitivity.csv"
@@ -85,13 +85,13 @@ def reproduce(
         _write(book, done, changed, folder, is_whole)
 
 
-def _changed(done: list[Reproduced], claims: list[str]) -> list[Tested]:
+def _changed(done: list[Reproduced], claims: list[str]) -> list[Varied]:
     from harness.reproduce.sensitivity import tested
 
     return [tested(one.source.id, claims, lambda line: typer.echo(line, err=True)) for one in done]
 
 
-def _say_flips(changed: list[Tested]) -> None:
+def _say_flips(changed: list[Varied]) -> None:
     from harness.reproduce.sensitivity import constant_rows
 
     for one in changed:
@@ -103,7 +103,7 @@ def _say_flips(changed: list[Tested]) -> None:
             print_rows(rows, False, f"{one.source}: constants that verdicts hang on")
 
 
-def _write(book: Ledger, done: list[Reproduced], changed: list[Tested], folder: Path, with_pages: bool) -> None:
+def _write(book: Ledger, done: list[Reproduced], changed: list[Varied], folder: Path, with_pages: bool) -> None:
     import pandas as pd
 
     from harness.reproduce.pages import write_pages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -74,6 +73,5 @@ def start(*arguments: str, output: IO[str]) -> subprocess.Popen[str]:
         text=True,
         env=environment(),
         start_new_session=True,
-        # A test run in the background of a shell ignores SIGINT, and its children would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        preexec_fn=warm_command.attended,
     )

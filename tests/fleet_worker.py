@@ -20,7 +20,10 @@ from results.trials import Failure, Trial
 from tests.fleet_phones import SERIALS, phone_environment
 
 LOG = "/data/local/tmp/trials"
-TRIAL_S = 0.2
+HELD = "/data/local/tmp/held"
+"""On a phone: trials of the repeat that it names last for as long as it is there."""
+TRIAL_S, HELD_S = 0.2, 600.0
+"""Of a trial, and of one that is held at most."""
 PROCESS_ID = uuid.uuid4().hex
 
 
@@ -36,7 +39,8 @@ class PhoneSide:
                 phone.run("true")
                 return packed(self._description(task.device))
             line = f"{task.cell_id} {task.repeat} {task.attempt}"
-            done = phone.run(f"echo begin {line} >>{LOG}; sleep {TRIAL_S}; echo end {line} >>{LOG}")
+            held = f'while [ "$(cat {HELD} 2>/dev/null)" = {task.repeat} ]; do sleep 0.05; done'
+            done = phone.run(f"echo begin {line} >>{LOG}; sleep {TRIAL_S}; {held}; echo end {line} >>{LOG}", HELD_S)
             assert done.exit_code == 0
         except DeviceError as error:
             if task.kind == "describe":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,17 +74,3 @@ def assert_same_answers(one: ReferenceEngine, several: ParallelEngine) -> None:
     assert found.loglikelihood == pytest.approx(expected.loglikelihood, rel=TOLERANCE)
     together = zip(several.run_batch(GENERATE, unheard), one.run_batch(GENERATE, unheard), strict=True)
     assert all(a.token_ids == b.token_ids for a, b in together)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def gone(pids: list[int], within_s: float = 15.0) -> bool:
-    until_s = time.monotonic() + within_s
-    while any(map(is_alive, pids)) and time.monotonic() < until_s:
-        time.sleep(0.05)
-    return not any(map(is_alive, pids))

@@ -17,7 +17,7 @@ import pytest
 
 from devices.android import battery as battery_module
 from devices.android.battery import BatteryMeter
-from devices.android.device_clock import Marker
+from devices.android.device_clock import UPTIME_RESOLUTION_S, Marker
 from devices.android.gauge_loop import GaugeLog, GaugeLoop, loop_script, on_host_clock
 from devices.android.raw_gauge import energy_of, raw_traces
 from devices.android.server import ServerAddress
@@ -35,6 +35,8 @@ pytestmark = pytest.mark.waits
 
 CLOCK = MonotonicClock()
 INTERVAL_S = 0.05
+TRUTH_S = 1e-3
+"""How well the tests know the true offset: two clocks that nothing sets while they run."""
 
 
 @pytest.fixture(autouse=True)
@@ -96,18 +98,28 @@ def test_samples_come_every_50_ms_with_the_phones_own_stamps(fake: FakePhone, ph
     assert np.quantile(periods_s, 0.2) < 0.045 < 0.055 < np.quantile(periods_s, 0.8)
 
 
-@pytest.mark.alone
-def test_the_clock_is_known_to_5_ms_over_a_link_with_20_ms_jitter(fake: FakePhone, phone: Phone) -> None:
-    """The fake phone's wall clock is this machine's: the true offset is known."""
+def true_offset_s(device_clock: Callable[[], float]) -> float:
+    """Of a clock of this machine, which is the fake phone's: by the two looks that lay closest together."""
+    looks = [(CLOCK.now_s(), device_clock(), CLOCK.now_s()) for _ in range(100)]
+    before_s, device_s, after_s = min(looks, key=lambda look: look[2] - look[0])
+    return device_s - (before_s + after_s) / 2
+
+
+def test_the_clock_is_known_better_than_to_half_a_trip_over_a_link_with_20_ms_jitter(
+    fake: FakePhone, phone: Phone
+) -> None:
+    """5 ms where nothing but the jitter delays a trip."""
     fake.link_jitter_s = 0.02
     loop = GaugeLoop(phone, loop_script("c=1; v=2", 0.05), CLOCK)
     loop.start()
     log = loop.stop()
-    truth_s = time.time() - CLOCK.now_s()
+    truth_s = true_offset_s(time.time)
     host_s, clock, which = on_host_clock(log)
     assert which == "wall clock"
-    assert np.abs(clock.offset_s - truth_s).max() < 5e-3
-    assert np.abs(host_s - (log.wall_s - truth_s)).max() < 5e-3
+    trips_s = [m.received_s - m.sent_s for burst in log.bursts for m in burst]
+    assert clock.uncertainty_s < np.mean(trips_s) / 4
+    assert np.abs(clock.offset_s - truth_s).max() <= clock.uncertainty_s + TRUTH_S
+    assert np.abs(host_s - (log.wall_s - truth_s)).max() <= clock.uncertainty_s + TRUTH_S
 
 
 def test_the_loop_ends_with_its_input_and_is_not_left_on_the_phone(fake: FakePhone, phone: Phone) -> None:
@@ -129,9 +141,11 @@ def test_a_shell_without_a_fine_clock_is_good_to_10_ms(phone: Phone) -> None:
     log = loop.stop()
     host_s, clock, which = on_host_clock(log)
     assert which == "uptime (its shell has no EPOCHREALTIME)"
-    truth_s = time.clock_gettime(time.CLOCK_BOOTTIME) - CLOCK.now_s()
-    assert np.abs(clock.offset_s - truth_s).max() < 0.01
-    assert np.abs(host_s - (log.uptime_s - truth_s)).max() < 0.015
+    truth_s = true_offset_s(lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    assert np.abs(clock.offset_s - truth_s).max() <= clock.uncertainty_s + TRUTH_S
+    # Each sample's own stamp is cut to 10 ms as well.
+    stamped_s = log.uptime_s + UPTIME_RESOLUTION_S / 2
+    assert np.abs(host_s - (stamped_s - truth_s)).max() <= clock.uncertainty_s + TRUTH_S
 
 
 def test_a_marker_that_a_busy_shell_garbles_is_sent_again(fake: FakePhone, phone: Phone) -> None:
@@ -140,8 +154,8 @@ def test_a_marker_that_a_busy_shell_garbles_is_sent_again(fake: FakePhone, phone
     loop.start()
     log = loop.stop()
     assert [len(burst) for burst in log.bursts] == [12, 12]
-    truth_s = time.time() - CLOCK.now_s()
-    assert np.abs(on_host_clock(log)[1].offset_s - truth_s).max() < 5e-3
+    clock = on_host_clock(log)[1]
+    assert np.abs(clock.offset_s - true_offset_s(time.time)).max() <= clock.uncertainty_s + TRUTH_S
 
 
 def test_bursts_go_on_in_a_long_window(phone: Phone, monkeypatch: pytest.MonkeyPatch) -> None:

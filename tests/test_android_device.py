@@ -21,6 +21,7 @@ from devices.clock import MonotonicClock
 from devices.gates import Gates
 from results.energy import energy_between
 from tests.data_folder import data_folder
+from tests.eventually import eventually, gone, is_alive
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
@@ -133,7 +134,7 @@ def test_a_device_that_is_not_open_says_so(server: FakeAdbServer) -> None:
 
 
 def test_a_program_gives_output_errors_and_exit_code(device: AndroidDevice) -> None:
-    result = device.run_program(["sh", "-c", "echo 'out; out'; echo err >&2; exit 7"], timeout_s=10.0)
+    result = device.run_program(["sh", "-c", "echo 'out; out'; echo err >&2; exit 7"], timeout_s=60.0)
     assert (result.stdout, result.stderr, result.exit_code) == ("out; out\n", "err\n", 7)
 
 
@@ -144,24 +145,25 @@ def test_a_program_gets_its_folder_and_environment(fake: FakePhone, device: Andr
         folder="/data/local/tmp/engine",
         environment={"LD_LIBRARY_PATH": "lib with blanks"},
     )
-    assert process.wait(10.0).stdout == "7\nlib with blanks\n"
+    assert process.wait(60.0).stdout == "7\nlib with blanks\n"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell one from the other")
 def test_a_program_runs_on_its_cores_only(device: AndroidDevice) -> None:
     for core in sorted(os.sched_getaffinity(0))[:2]:
-        result = device.run_program(["grep", "Cpus_allowed_list", "/proc/self/status"], timeout_s=10.0, cores=[core])
+        result = device.run_program(["grep", "Cpus_allowed_list", "/proc/self/status"], timeout_s=60.0, cores=[core])
         assert result.stdout.split() == ["Cpus_allowed_list:", str(core)]
 
 
 def test_cpu_time_of_a_program_is_its_own(device: AndroidDevice) -> None:
-    """A loop that ends when it has used 0.3 s of CPU by its own account, and one that sleeps."""
-    busy = "import time\nwhile time.process_time() < 0.3: pass"
-    result = device.run_program(["python3", "-c", busy], timeout_s=20.0)
-    assert result.cpu_s == pytest.approx(0.32, abs=0.1)
+    """A loop that says in the end what it has used by its own account, and one that sleeps."""
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(time.process_time())"
+    result = device.run_program(["python3", "-c", busy], timeout_s=60.0)
+    # Its start before Python's clock, its end behind it, and ticks of 10 ms.
+    assert result.cpu_s == pytest.approx(float(result.stdout), abs=0.1)
     assert result.wall_s is not None
     assert result.wall_s > 0.25
-    asleep = device.run_program(["sleep", "0.3"], timeout_s=10.0)
+    asleep = device.run_program(["sleep", "0.3"], timeout_s=60.0)
     assert asleep.cpu_s is not None
     assert asleep.cpu_s < 0.05
     assert asleep.cpu_use is not None
@@ -171,42 +173,39 @@ def test_cpu_time_of_a_program_is_its_own(device: AndroidDevice) -> None:
 def test_cpu_time_of_a_running_program_grows(device: AndroidDevice) -> None:
     process = device.start_program(["sh", "-c", "while :; do :; done"])
     before_s = process.cpu_s()
-    time.sleep(0.6)
-    after_s = process.cpu_s()
-    process.kill()
     assert before_s is not None
-    assert after_s is not None
-    assert after_s > before_s + 0.05
+    assert eventually(lambda: (process.cpu_s() or 0.0) > before_s + 0.05)
+    process.kill()
 
 
 def test_a_program_that_does_not_end_is_killed_at_its_limit(device: AndroidDevice) -> None:
-    process = device.start_program(["sleep", "60"])
+    process = device.start_program(["sleep", "3600"])
     with pytest.raises(TransientDeviceError, match=r"no answer in time|has not ended"):
         process.wait(timeout_s=0.3)
-    assert is_gone(process.pid)
+    assert gone([process.pid])
 
 
 def test_a_program_is_not_left_on_a_phone_whose_cable_was_pulled(fake: FakePhone, device: AndroidDevice) -> None:
-    process = device.start_program(["sleep", "60"])
-    assert not is_gone(process.pid, within_s=0.0)
+    process = device.start_program(["sleep", "3600"])
+    assert is_alive(process.pid)
     fake.pull_cable()
     with pytest.raises(TransientDeviceError):
         process.wait(timeout_s=5.0)
-    assert is_gone(process.pid)
+    assert gone([process.pid])
 
 
 def test_a_link_that_goes_as_soon_as_a_program_runs_leaves_none(fake: FakePhone, device: AndroidDevice) -> None:
     for _ in range(12):
-        process = device.start_program(["sleep", "60"])
+        process = device.start_program(["sleep", "3600"])
         fake.pull_cable()
-        assert is_gone(process.pid)
+        assert gone([process.pid])
         fake.plug_in()
 
 
 def test_a_program_that_is_not_there_has_the_shells_exit_code(device: AndroidDevice) -> None:
-    assert device.run_program(["./absent"], timeout_s=10.0).exit_code == 127
+    assert device.run_program(["./absent"], timeout_s=60.0).exit_code == 127
     with pytest.raises(DeviceError, match="did not start in /data/absent"):
-        device.run_program(["true"], timeout_s=10.0, folder="/data/absent")
+        device.run_program(["true"], timeout_s=60.0, folder="/data/absent")
 
 
 def test_cpu_seconds_of_the_phone_and_of_our_programs(fake: FakePhone, device: AndroidDevice) -> None:
@@ -214,7 +213,7 @@ def test_cpu_seconds_of_the_phone_and_of_our_programs(fake: FakePhone, device: A
     seconds = device.cpu_seconds()
     assert seconds is not None
     assert (seconds.busy_s, seconds.ours_s, seconds.available_s) == (15.0, 0.0, 100.0)
-    result = device.run_program(["python3", "-c", "import time\nwhile time.process_time() < 0.2: pass"], timeout_s=20.0)
+    result = device.run_program(["python3", "-c", "import time\nwhile time.process_time() < 0.2: pass"], timeout_s=60.0)
     seconds = device.cpu_seconds()
     assert seconds is not None
     assert seconds.ours_s == result.cpu_s
@@ -297,16 +296,3 @@ def test_a_real_phones_tree_is_read_through_the_shell(
     device.close()
     assert "limited" not in caplog.text
     assert str(device.topology) == "4x Kryo 3xx Silver 1766 MHz + 4x Kryo 3xx Gold 2803 MHz"
-
-
-def is_gone(pid: int, within_s: float = 3.0) -> bool:
-    deadline_s = time.monotonic() + within_s
-    while True:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        if time.monotonic() >= deadline_s:
-            return False
-        time.sleep(0.02)

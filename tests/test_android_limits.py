@@ -28,7 +28,7 @@ from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
 from tests.fakes.adb_server import FakeAdbServer, okay
-from tests.fakes.phone import DISCHARGING, EXIT, STDOUT, THERMAL, FakePhone
+from tests.fakes.phone import DISCHARGING, STDOUT, THERMAL, FakePhone
 
 ODD = ("9" * 5000, "\u00b2", "-", "\0", "0x", "1e300", "nan", "\u0663", "0-4000000000", "0-99", "\n", ":", "zz", ")")
 BYTE_EVERY_S = 0.05
@@ -42,24 +42,29 @@ def phone(server: FakeAdbServer) -> Phone:
     return found
 
 
-def dripping(content: bytes) -> Callable[[socket.socket], None]:
+def dripping(first: bytes, again: bytes = b"x") -> Callable[[socket.socket], None]:
+    """A byte now and then, and no end: who comes back at all has a limit for the whole of it."""
+
     def speak(link: socket.socket) -> None:
         with suppress(OSError):
-            for byte in content:
+            for byte in itertools.chain(first, itertools.cycle(again)):
                 link.sendall(bytes([byte]))
                 time.sleep(BYTE_EVERY_S)
 
     return speak
 
 
-def endless(first: bytes) -> Callable[[socket.socket], None]:
-    def speak(link: socket.socket) -> None:
-        with suppress(OSError):
-            link.sendall(first)
-            while True:
-                link.sendall(bytes(1 << 16))
+class Endless:
+    """Sends as fast as somebody takes it. n_sent: bytes so far."""
 
-    return speak
+    def __init__(self, first: bytes) -> None:
+        self._first, self.n_sent = first, 0
+
+    def __call__(self, link: socket.socket) -> None:
+        with suppress(OSError):
+            link.sendall(self._first)
+            while True:
+                self.n_sent += link.send(bytes(1 << 16))
 
 
 def packet(packet_id: int, payload: bytes) -> bytes:
@@ -67,32 +72,30 @@ def packet(packet_id: int, payload: bytes) -> bytes:
 
 
 def test_a_byte_now_and_then_meets_the_limit_of_the_whole_command(fake: FakePhone, phone: Phone) -> None:
-    fake.speaks = dripping(packet(STDOUT, b"x" * 200) + packet(EXIT, b"\0"))
+    fake.speaks = dripping(packet(STDOUT, b"x" * 1_000_000))
     begun_s = time.monotonic()
     with pytest.raises(TransientDeviceError, match="no answer in time"):
         phone.run("true", timeout_s=LIMIT_S)
-    assert LIMIT_S <= time.monotonic() - begun_s < 3 * LIMIT_S
+    assert time.monotonic() - begun_s >= LIMIT_S
 
 
 def test_a_server_that_drips_meets_the_limit_of_an_answer(
     server: FakeAdbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "ANSWER_TIMEOUT_S", LIMIT_S)
-    server.speaks = dripping(b"OKAYffff" + b"x" * 200)
+    server.speaks = dripping(b"OKAYffff")  # 65,535 bytes, which take an hour
     begun_s = time.monotonic()
     with pytest.raises(TransientDeviceError, match="no answer in time"):
         list_phones(ServerAddress("127.0.0.1", server.port))
-    assert LIMIT_S <= time.monotonic() - begun_s < 3 * LIMIT_S
+    assert time.monotonic() - begun_s >= LIMIT_S
 
 
 def test_a_gauge_that_drips_ends_its_window(fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("devices.android.gauge_loop.SILENCE_S", LIMIT_S)
-    fake.speaks = dripping(packet(STDOUT, b"S,1,1,1,1\n" * 50))
+    fake.speaks = dripping(packet(STDOUT, b"S,1,1,1,1\n" * 50_000))
     loop = GaugeLoop(phone, loop_script("c=1; v=1", 0.05), MonotonicClock())
-    begun_s = time.monotonic()
     with pytest.raises(TransientDeviceError, match="no answer in time"):
         loop.start()
-    assert time.monotonic() - begun_s < 3 * LIMIT_S
 
 
 def flooding(content: bytes) -> Callable[[socket.socket], None]:
@@ -108,10 +111,8 @@ def flooding(content: bytes) -> Callable[[socket.socket], None]:
 def test_packets_without_a_line_meet_the_limit_of_a_line(fake: FakePhone, phone: Phone, content: bytes) -> None:
     fake.speaks = flooding(content)
     stream = phone.stream("true")
-    begun_s = time.monotonic()
     with pytest.raises(TransientDeviceError, match=r"has not written a line after 0\.4 s"):
         stream.await_line(STDOUT, LIMIT_S)
-    assert time.monotonic() - begun_s < 3 * LIMIT_S
     stream.close()
 
 
@@ -137,12 +138,11 @@ def test_readings_farther_apart_than_silence_are_none(phone: Phone, monkeypatch:
 
 
 def test_four_gigabytes_in_one_packet_are_refused_at_its_head(fake: FakePhone, phone: Phone) -> None:
-    fake.speaks = endless(struct.pack("<BI", STDOUT, 0xFFFFFFFF))
+    fake.speaks = flood = Endless(struct.pack("<BI", STDOUT, 0xFFFFFFFF))
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begun_s = time.monotonic()
     with pytest.raises(TransientDeviceError, match="a packet of 4294967295 bytes"):
         phone.run("true")
-    assert time.monotonic() - begun_s < 2.0
+    assert flood.n_sent < 64 << 20, "buffers of the sockets, not the packet"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 64 * 1024
 
 
@@ -231,7 +231,7 @@ def test_a_pull_takes_pieces_of_a_file_and_nothing_else(
 
 
 def test_a_reason_of_four_gigabytes_is_cut(fake: FakePhone, phone: Phone, tmp_path: Path) -> None:
-    fake.speaks = endless(b"FAIL" + struct.pack("<I", 0xFFFFFFFF))
+    fake.speaks = Endless(b"FAIL" + struct.pack("<I", 0xFFFFFFFF))
     with pytest.raises(DeviceError) as caught:
         phone.pull("/data/local/tmp/file", tmp_path / "file")
     assert len(str(caught.value)) < 10_000

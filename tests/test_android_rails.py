@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from harness.device_building import build_device, log_waiting
 from harness.device_specs import AndroidSpec
 from harness.plan import device_problems
 from harness.schema import TrialProtocol
+from tests.eventually import eventually, running
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.perfetto import FakePerfetto
 from tests.fakes.phone import DISCHARGING, FakePhone
@@ -232,11 +232,11 @@ def test_a_cable_pulled_in_the_window_is_a_transient_error_and_leaves_no_perfett
     perfetto.rail("VDD_CPU", "CPU", steady(2.0))
     with opened(phone) as meter:
         meter.start()
-        assert perfettos(fake)
+        assert running(f"{fake.root}/perfetto.json")
         fake.pull_cable()
         with pytest.raises(TransientDeviceError, match="link broke"):
             meter.stop()
-        assert eventually(lambda: not perfettos(fake))
+        assert eventually(lambda: not running(f"{fake.root}/perfetto.json"))
         with pytest.raises(TransientDeviceError, match="is not attached"):
             meter.start()
         fake.plug_in()
@@ -250,7 +250,7 @@ def test_a_window_that_nobody_asks_for_leaves_no_perfetto(
     perfetto.rail("VDD_CPU", "CPU", steady(2.0))
     with opened(phone) as meter:
         meter.start()
-    assert eventually(lambda: not perfettos(fake))
+    assert eventually(lambda: not running(f"{fake.root}/perfetto.json"))
 
 
 def test_start_and_stop_keep_their_order(perfetto: FakePerfetto, phone: Phone) -> None:
@@ -337,22 +337,3 @@ def test_what_is_attached_says_which_rails_there_are(
     _, rails = attached_phones(ServerAddress("127.0.0.1", server.port))
     assert not rails.ready
     assert "shows no power rails" in rails.remark
-
-
-def perfettos(fake: FakePhone) -> list[int]:
-    """Processes of the fake phone's perfetto."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and f"{fake.root}/perfetto.json".encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 3.0) -> bool:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.02)
-    return True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from devices.android.shell import Phone, split_grep
 from devices.base import DeviceError, TransientDeviceError
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.phone import FakePhone
+from tests.free_ports import free_port
 
 
 @pytest.fixture
@@ -33,9 +32,7 @@ def at(server: FakeAdbServer) -> ServerAddress:
 
 @pytest.fixture
 def silent_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.mark.parametrize(
@@ -157,11 +154,9 @@ def test_a_command_gives_output_errors_and_exit_code(server: FakeAdbServer) -> N
 
 
 def test_a_command_that_does_not_end_meets_its_limit(server: FakeAdbServer) -> None:
-    for command in ("sleep 30", "while :; do echo chatty; sleep 0.01; done"):
-        started_s = time.monotonic()
+    for command in ("sleep 3600", "while :; do echo chatty; sleep 0.01; done"):
         with pytest.raises(TransientDeviceError, match=r"no answer in time|has not ended"):
             Phone("adb:", at(server)).run(command, timeout_s=0.3)
-        assert time.monotonic() - started_s < 2.0
 
 
 def test_files_come_back_as_they_went(server: FakeAdbServer, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +28,6 @@ from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.random_models import copy_bundled
 from tests.plans import BOOLQ, FAST, MODEL, raw_plan, write_plan
 
-HELP_S = 0.6
-"""Twice what is promised, for a loaded machine."""
-
 
 def assert_refused(code: int, stderr: str, expected: list[str], expected_code: int = 2) -> None:
     """One line for each expected problem, and nothing else."""
@@ -45,20 +43,29 @@ def assert_refused(code: int, stderr: str, expected: list[str], expected_code: i
 # --- start-up --------------------------------------------------------------------------------------------------------
 
 
-def test_help_is_quick() -> None:
-    took_s = []
-    for _ in range(5):
-        started_s = time.perf_counter()
-        subprocess.run([EXECUTABLE, "--help"], check=True, capture_output=True)
-        took_s.append(time.perf_counter() - started_s)
-    assert min(took_s) < HELP_S
+def test_help_imports_little() -> None:
+    """How long it takes is measured by `tests.benchmarks.harness_overhead`, where nothing else runs."""
+    code = """
+        import sys
+        before = set(sys.modules)
+        from harness.cli import main
+        sys.argv = ["joulebench", "--help"]
+        try:
+            main()
+        finally:
+            packages = {name.partition(".")[0] for name in set(sys.modules) - before}
+            print(*packages - set(sys.stdlib_module_names), file=sys.stderr)
+    """
+    shown = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True, env=environment()
+    )
+    assert "Usage: joulebench" in shown.stdout
+    assert set(shown.stderr.split()) == {"annotated_doc", "harness", "results", "shellingham", "typer"}
 
 
-def test_the_command_line_imports_nothing_heavy() -> None:
-    code = "import sys, harness.commands; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    heavy = {"torch", "numpy", "pandas", "pydantic", "lm_eval", "zeus", "transformers", "rich.table", "pyarrow"}
-    assert heavy & set(loaded) == set()
+def test_the_program_that_is_installed_shows_its_help() -> None:
+    shown = subprocess.run([EXECUTABLE, "--help"], check=True, capture_output=True, text=True, env=environment())
+    assert "Usage: joulebench" in shown.stdout
 
 
 # --- rejections ------------------------------------------------------------------------------------------------------
@@ -227,7 +234,7 @@ def _give_a_head_of_its_own(folder: Path) -> None:
 
 
 def test_ctrl_c_keeps_finished_trials_and_resume_completes(tmp_path: Path) -> None:
-    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | {"repeats": 12, "idle_s": 0.02}))
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | {"repeats": 40, "idle_s": 0.02}))
     arguments = ("run", str(plan), "--out", str(tmp_path / "run"))
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as output:
@@ -240,14 +247,14 @@ def test_ctrl_c_keeps_finished_trials_and_resume_completes(tmp_path: Path) -> No
     assert text.splitlines()[-1] == "error: interrupted; finished trials are kept, go on with --resume"
     with Store.view(tmp_path / "run") as store:
         kept = store.trials()
-    assert 3 <= len(kept) < 12
+    assert 3 <= len(kept) < 40
     done = joulebench(*arguments, "--resume")
     assert done.code == 0, done.stderr
-    assert f"resuming: {len(kept)} of 12 trials are there" in done.stdout
+    assert f"resuming: {len(kept)} of 40 trials are there" in done.stdout
     with Store.view(tmp_path / "run") as store:
         trials = store.trials()
     assert trials[: len(kept)] == kept
-    assert [t.repeat for t in trials] == list(range(12))
+    assert [t.repeat for t in trials] == list(range(40))
 
 
 def _wait_for_trials(process: subprocess.Popen[str], run: Path, n: int) -> None:

@@ -62,7 +62,7 @@ def test_the_thread_ends_with_its_copier() -> None:
     copier.finish()
     del copier
     gc.collect()
-    own.join(5)
+    own.join(60)
     assert not own.is_alive()
 
 
@@ -85,7 +85,7 @@ def test_copies_go_on_while_another_thread_computes() -> None:
     copier, a = Copier(50e6), torch.randn(700, 700)
     job = copier.start([Part(torch.empty(10_000_000, dtype=torch.uint8), torch.zeros(10_000_000, dtype=torch.uint8))])
     begin_s = time.perf_counter()
-    while not job.is_done and time.perf_counter() - begin_s < 20:
+    while not job.is_done and time.perf_counter() - begin_s < 60:
         a @ a
     assert job.is_done
     assert job.end_s - job.begin_s < 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -281,7 +280,7 @@ def test_copies_are_not_bound_to_the_cores_of_a_phase() -> None:
 
 
 def test_a_request_that_is_broken_off_waits_for_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An expert takes five minutes; Ctrl-C comes when two of them are queued. The next request is paced again."""
+    """An expert takes an hour; Ctrl-C comes when two of them are queued. The next request is paced again."""
     start, started = Copier.start, list[CopyJob]()
 
     def third_is_interrupted(self: Copier, parts: Sequence[Part], after: object = None) -> CopyJob:
@@ -290,12 +289,10 @@ def test_a_request_that_is_broken_off_waits_for_no_rate(monkeypatch: pytest.Monk
         started.append(start(self, parts, after))
         return started[-1]
 
-    made = engine(BUNDLED, "on-demand", ROOM["all"], rate=1000.0)
+    made = engine(BUNDLED, "on-demand", ROOM["all"], rate=80.0)
     monkeypatch.setattr(Copier, "start", third_is_interrupted)
-    begin_s = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         made.run(request(9, 2), unheard)
-    assert time.perf_counter() - begin_s < EXPERT * 4 / 1000 / 2, "half of what one expert takes"
     assert all(job.is_done for job in started)
     slots = made._shown.slots
     assert isinstance(slots, LayerBuffers)

@@ -61,7 +61,7 @@ def test_threads_that_were_there_before_are_counted() -> None:
     go, gone = threading.Event(), threading.Event()
 
     def wait_and_work() -> None:
-        go.wait(10)
+        go.wait(60)
         busy(0.1)
         gone.set()
 
@@ -75,7 +75,7 @@ def test_threads_that_were_there_before_are_counted() -> None:
         pytest.skip(f"perf events are closed to this user: {error}")
     before_s = counted_s(counter)
     go.set()
-    gone.wait(10)
+    gone.wait(60)
     thread.join()
     assert counted_s(counter) - before_s >= 0.1
     counter.close()
@@ -103,11 +103,13 @@ from devices.cpu_cycles import CycleCounter, cycles_between
 counter = CycleCounter()
 try:
     counter.open()
+    before_s = time.monotonic()
     before = counter.read()
     start_s = time.monotonic()
     time.sleep(0.3)
+    inner_s = time.monotonic() - start_s
     passed = cycles_between(before, counter.read())
-    answer = [passed.cycles, passed.remark, time.monotonic() - start_s]
+    answer = [passed.cycles, passed.remark, inner_s, time.monotonic() - before_s]
 except MeterUnavailableError as error:
     answer = str(error)
 """
@@ -118,26 +120,31 @@ def perf(tmp_path_factory: pytest.TempPathFactory) -> FakePerf:
     return FakePerf(tmp_path_factory.mktemp("perf"))
 
 
+def is_of_3_ghz(count: float, inner_s: float, outer_s: float) -> bool:
+    """The window is longer than what lay between its two looks, and shorter than what lay around them."""
+    return 3e9 * inner_s * 0.999 <= count <= 3e9 * outer_s * 1.001
+
+
 def test_cycles_of_a_window(perf: FakePerf) -> None:
-    count, remark, seconds = perf.run(COUNT, cycles_ghz=3)
-    assert count == pytest.approx(3e9 * seconds, rel=0.05)
+    count, remark, *seconds = perf.run(COUNT, cycles_ghz=3)
+    assert is_of_3_ghz(count, *seconds)
     assert remark is None
 
 
 def test_counter_that_took_turns_is_scaled(perf: FakePerf) -> None:
-    count, _, seconds = perf.run(COUNT, cycles_ghz=3, on_hardware=0.25)
-    assert count == pytest.approx(3e9 * seconds, rel=0.05)
+    count, _, *seconds = perf.run(COUNT, cycles_ghz=3, on_hardware=0.25)
+    assert is_of_3_ghz(count, *seconds)
 
 
 def test_counter_that_never_got_its_turn_has_no_count(perf: FakePerf) -> None:
-    count, remark, _ = perf.run(COUNT, on_hardware=0)
+    count, remark, *_ = perf.run(COUNT, on_hardware=0)
     assert count is None
     assert "other programs hold all hardware counters" in remark
 
 
 def test_user_without_the_right_to_kernel_cycles_gets_those_of_user_mode_and_is_told(perf: FakePerf) -> None:
-    count, remark, seconds = perf.run(COUNT, cycles_ghz=3, refuse_kernel=errno.EACCES)
-    assert count == pytest.approx(3e9 * seconds, rel=0.05)
+    count, remark, *seconds = perf.run(COUNT, cycles_ghz=3, refuse_kernel=errno.EACCES)
+    assert is_of_3_ghz(count, *seconds)
     assert remark.startswith("user mode only")
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from results.core_lists import core_words
+from tests.eventually import eventually, gone
 from tests.plans import PHONE, raw_plan
 
 BURNS = f"""#!/bin/sh
@@ -49,13 +49,6 @@ def program(folder: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
-
-
-def until(is_so: Callable[[], bool], within_s: float = 20.0) -> bool:
-    end_s = time.monotonic() + within_s
-    while not (found := is_so()) and time.monotonic() < end_s:
-        time.sleep(0.02)
-    return found
 
 
 def test_cpu_time_of_a_program_is_ours_while_it_runs_and_once_it_has_ended(tmp_path: Path) -> None:
@@ -109,24 +102,16 @@ def test_a_program_does_not_get_our_setting_of_torchs_threads(tmp_path: Path, mo
 
 def test_a_program_ends_when_we_are_killed(tmp_path: Path) -> None:
     told = tmp_path / "pid"
-    waits = program(tmp_path, f"#!/bin/sh\nsleep 120 &\necho $$ $! >{told}.new; mv {told}.new {told}; wait\n")
+    waits = program(tmp_path, f"#!/bin/sh\nsleep 600 &\necho $$ $! >{told}.new; mv {told}.new {told}; wait\n")
     ours = subprocess.Popen([sys.executable, "-c", STARTS_AND_WAITS, str(waits)])
     try:
-        assert until(told.is_file)
-        groups = {pid: os.getpgid(int(pid)) for pid in told.read_text().split()}
+        assert eventually(told.is_file)
+        groups = {int(pid): os.getpgid(int(pid)) for pid in told.read_text().split()}
     finally:
         ours.send_signal(signal.SIGKILL)
         ours.wait()
     assert len(set(groups.values())) == 1
-    assert until(lambda: not any(map(is_running, groups)))
-
-
-def is_running(pid: str) -> bool:
-    """A process that has ended and that nobody has waited for does not run."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert gone(groups)
 
 
 def test_libraries_beside_a_program_belong_to_its_build(tmp_path: Path) -> None:

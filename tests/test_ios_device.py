@@ -20,7 +20,8 @@ from devices.ios.device import IosDevice, MeterName
 from devices.state_watch import changes, state_marks, watched
 from results.energy import energy_between
 from results.records import EnergyReading, PowerTrace
-from tests.fakes.ios_phone import BATTERY, ENGINE_PID, UDID, FakeIphone, Plist, ServedIphone, eventually
+from tests.eventually import eventually
+from tests.fakes.ios_phone import BATTERY, ENGINE_PID, UDID, FakeIphone, Plist, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 
 pytestmark = pytest.mark.waits

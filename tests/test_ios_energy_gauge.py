@@ -19,7 +19,8 @@ from devices.ios import energy_gauge
 from devices.ios.energy_gauge import COMPONENTS, KEYS, PARTS, EnergyGaugeMeter, parse_sample
 from devices.ios.phone import Phone
 from results.energy import NO_JOULES, energy_between
-from tests.fakes.ios_phone import ENGINE_PID, FakeIphone, ServedIphone, eventually, gauge_sample
+from tests.eventually import eventually
+from tests.fakes.ios_phone import ENGINE_PID, FakeIphone, ServedIphone, gauge_sample
 from tests.fakes.ios_tunneld import FakeTunneld
 
 pytestmark = pytest.mark.waits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -38,28 +37,28 @@ def test_what_takes_longer_than_its_limit_is_cancelled(loop: EventLoopThread) ->
 
     async def wait() -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()  # for ever
         except asyncio.CancelledError:
             cancelled.set()
             raise
 
-    begun_s = time.monotonic()
     with pytest.raises(TransientDeviceError, match=r"the answer: no answer in 0\.1 s"):
         loop.run(wait(), 0.1, "the answer")
-    assert time.monotonic() - begun_s < 1.0
-    assert cancelled.wait(1.0)
+    assert cancelled.wait(60)
 
 
 def test_a_blocked_loop_is_not_waited_for_either(loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "GRACE_S", 0.1)
+    goes_on = threading.Event()
 
     async def block() -> None:
-        time.sleep(1.0)  # what a library must not do
+        goes_on.wait()  # what a library must not do
 
-    begun_s = time.monotonic()
-    with pytest.raises(TransientDeviceError, match="no answer"):
-        loop.run(block(), 0.1, "blocking")
-    assert time.monotonic() - begun_s < 0.8
+    try:
+        with pytest.raises(TransientDeviceError, match="no answer"):
+            loop.run(block(), 0.1, "blocking")
+    finally:
+        goes_on.set()
 
 
 def test_closing_ends_the_thread_and_what_runs_on_it(loop: EventLoopThread) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 
 import pytest
 
@@ -88,10 +87,8 @@ def test_a_phone_that_does_not_trust_this_computer_says_what_to_tap(
 
 def test_without_tunneld_and_usbmuxd_both_are_named_with_their_remedies() -> None:
     phone = Phone("ios:", NOBODY)
-    begun_s = time.monotonic()
     with pytest.raises(TransientDeviceError) as caught:
         phone.reach()
-    assert time.monotonic() - begun_s < 5.0
     for words in ("tunneld does not run at 127.0.0.1:1", "sudo python3 -m pymobiledevice3 remote tunneld", "usbmuxd"):
         assert words in str(caught.value)
     phone.close()
@@ -166,11 +163,9 @@ def test_the_only_phone_is_not_exchanged_for_another(served: ServedIphone, tunne
 def test_a_phone_that_does_not_answer_is_given_up_at_the_limit(fake: FakeIphone, tunneld: FakeTunneld) -> None:
     phone = Phone("ios:", tunneld.address, answer_timeout_s=0.3)
     phone.reach()
-    fake.delay_s = 60.0
-    begun_s = time.monotonic()
+    fake.delay_s = 3600.0
     with pytest.raises(TransientDeviceError, match=r"battery: no answer in 0\.3 s"):
         phone.battery()
-    assert time.monotonic() - begun_s < 3.0
     phone.close()
 
 
@@ -241,10 +236,8 @@ def test_the_survey_of_nothing_says_why() -> None:
     assert "tunneld does not run" in row.remark
 
 
-def test_a_usbmuxd_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usbmuxd_that_never_says_anything_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("USBMUXD_SOCKET_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
-        begun_s = time.monotonic()
         [row] = attached_phones(NOBODY)
-        assert time.monotonic() - begun_s < 8.0
     assert "usbmuxd does not answer" in row.remark

@@ -61,7 +61,7 @@ def lending(sums: SharedSums, core: int) -> Iterator[None]:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert has_lent.wait(20)
+    assert has_lent.wait(60)
     try:
         yield
     finally:
@@ -105,7 +105,7 @@ def test_helper_computes_on_the_core_that_is_lent_and_only_while_it_is(
         assert spent_ns(60.0) >= 50_000_000
         assert os.sched_getaffinity(helpers[0]) == {CORES[1]}
     native.linear(x_TH, weight)  # wakes it once more if it waits for a job
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while spent_ns(0.2) and time.monotonic() < deadline_s:
         pass  # the system books the time of a running thread late
     assert spent_ns(0.2) == 0, "the core is taken back"

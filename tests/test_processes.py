@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,13 +35,11 @@ def test_few_rows_start_no_processes(jobs: int | None, n_rows: int, wanted: int)
 def test_an_error_of_a_task_is_raised_here_and_ends_the_others() -> None:
     def divide_while_another_sleeps() -> None:
         with processes(2) as pool:
-            pool.submit(time.sleep, 60)
+            pool.submit(signal.pause)  # for ever: that we come back at all says that it was not waited for
             pool.submit(divmod, 1, 0).result()
 
-    began_s = time.monotonic()
     with pytest.raises(ZeroDivisionError):
         divide_while_another_sleeps()
-    assert time.monotonic() - began_s < 30
 
 
 SLEEPING = """
@@ -50,7 +47,7 @@ import time
 from harness.processes import processes
 if __name__ == "__main__":
     with processes(2) as pool:
-        waiting = [pool.submit(time.sleep, 60) for _ in range(2)]
+        waiting = [pool.submit(time.sleep, 600) for _ in range(2)]
         print("began", flush=True)
         waiting[0].result()
 """
@@ -68,5 +65,5 @@ def test_ctrl_c_and_a_kill_leave_no_process(number: signal.Signals, tmp_path: Pa
     assert first.stdout.readline() == "began\n"
     (os.killpg if number == signal.SIGINT else os.kill)(first.pid, number)
     # Its children hold the same pipe: it ends when the last of them does.
-    _, errors = first.communicate(timeout=30)
+    _, errors = first.communicate(timeout=60)
     assert errors.count("KeyboardInterrupt\n") == (number == signal.SIGINT), errors

@@ -12,7 +12,7 @@ from harness.reproduce.sensitivity import (
     Change,
     Flip,
     Outcome,
-    Tested,
+    Varied,
     _base,
     _hangs_on,
     changed_verdicts,
@@ -56,7 +56,7 @@ def test_constants_are_listed_by_how_many_verdicts_they_flip() -> None:
     none = Change("m2-ultra", "c", 1.2)
     flips = [Flip("000-001", one, HELD, MISSED), Flip("000-001", other, HELD, MISSED)]
     flips += [Flip("000-002", other, HELD, MISSED), Flip("000-003", more, MISSED, HELD)]
-    tested = Tested("000", (one, other, more, none), {one: 5, other: 7, more: 9, none: 1}, tuple(flips), {})
+    tested = Varied("000", (one, other, more, none), {one: 5, other: 7, more: 9, none: 1}, tuple(flips), {})
     rows = constant_rows(tested)
     assert [row["constant"] for row in rows] == ["b", "a"]
     assert rows[0]["flips_a_fifth_less"] == "000-001, 000-002"

@@ -17,6 +17,7 @@ from harness.recording import record
 from harness.schema import TrialProtocol
 from harness.session import run_trial
 from results.environments import Conditions
+from tests.eventually import eventually
 from tests.fakes.machine import FakeBench, FakeDevice, FakeMachine, FakeMeter
 
 BARE = TrialProtocol(warmup=0, repeats=1, idle_s=0)
@@ -86,10 +87,7 @@ def test_a_state_within_a_window_is_seen_by_a_thread_and_a_failed_look_is_none(f
     device = Laptop([], fails)
     device.charging = False
     with watched(device) as seen:
-        deadline_s = time.monotonic() + 5.0
-        while device.n_looks < 6 and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-    assert device.n_looks >= 6
+        assert eventually(lambda: device.n_looks >= 6)
     n_looks = device.n_looks
     time.sleep(0.1)
     assert device.n_looks == n_looks

@@ -113,5 +113,5 @@ def test_ranks_that_wait_are_let_go_when_the_first_one_ends(tmp_path: Path) -> N
     assert (guest.pid, guest.poll()) == (os.getpid(), None)
     channel.close()
     meeting.close()
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()

@@ -5,7 +5,6 @@ The phone runs as the sheet's model says, so that the right choice is a minimum 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,12 +28,12 @@ from harness.tuning.selections import all_selections
 from results.core_lists import core_words
 from results.records import Phase
 from results.store import Store
+from tests.eventually import eventually, running
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import DISCHARGING, PROPERTIES, THERMAL
 from tests.fakes.sheet_phone import HUNG, LLAMA_BENCH, SheetPhone
 from tests.plans import FAST, Raw, problems, raw_plan, write_plan
-from tests.test_phone_programs import running
 
 pytestmark = pytest.mark.waits
 
@@ -170,9 +169,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
             )
             with Mishaps(fake, folder / "session", *mishaps):
                 resumed = tune(folder, "--resume")
-            deadline_s = time.monotonic() + 5.0
-            while (left := set(running(f"sleep\x00{HUNG}")) - before) and time.monotonic() < deadline_s:
-                time.sleep(0.05)
+            eventually(lambda: set(running(f"sleep\x00{HUNG}")) <= before)
+            left = set(running(f"sleep\x00{HUNG}")) - before
             yield Tuned(fake, folder, broken_off, resumed, sorted(left))
 
 

@@ -23,6 +23,13 @@ ARROWS_THREAD = "jemalloc_bg_thd"
 """pyarrow's allocator starts it anew in a forked process."""
 
 
+def attended() -> None:
+    """As from a terminal. Tests that a shell runs in its background, or nohup, ignore Ctrl-C or a hang-up, and so would
+    all that they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def run(
     command: Sequence[str | Path],
     output: IO[bytes],
@@ -120,7 +127,7 @@ def _become(asked: dict[str, Any], output: int, errors: int) -> None:
     """The command, in this process."""
     from harness.cli import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    attended()
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.chdir(asked["cwd"])

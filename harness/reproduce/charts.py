@@ -10,7 +10,7 @@ from harness.reproduce.findings import Judged, ratios
 from harness.reproduce.ledger import Class, Ledger
 from harness.reproduce.printed import Number, Range, Span
 from harness.reproduce.redrawn import Entry, SourceTable
-from harness.reproduce.sensitivity import Tested
+from harness.reproduce.sensitivity import Varied
 from harness.reproduce.told import ours_text
 from results.report.charts import page_spec
 
@@ -206,7 +206,7 @@ def _names(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def flips_chart(tested: Tested) -> dict[str, Any]:
+def flips_chart(tested: Varied) -> dict[str, Any]:
     """How many verdicts flip with each constant, a fifth less and a fifth more."""
     import altair as alt
 

@@ -12,7 +12,7 @@ from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
 from harness.reproduce.outcome import Reproduced, aims, as_declared, class_changes, counts, prediction_changes, ways
 from harness.reproduce.printed import Span
 from harness.reproduce.redrawn import Entry, SourceTable
-from harness.reproduce.sensitivity import Tested, constant_rows
+from harness.reproduce.sensitivity import Varied, constant_rows
 from harness.reproduce.sources import SOURCES, Source
 from harness.reproduce.told import also_text, found_text, ours_text, ratio_text, verdict_text, why
 from results.report.plain_pages import frame, write_plain_pages
@@ -58,7 +58,7 @@ def page_name(source: Source) -> str:
     return f"{source.id}-{source.package.replace('_', '-')}.html"
 
 
-def write_pages(book: Ledger, done: Sequence[Reproduced], folder: Path, changed: Sequence[Tested] = ()) -> list[Path]:
+def write_pages(book: Ledger, done: Sequence[Reproduced], folder: Path, changed: Sequence[Varied] = ()) -> list[Path]:
     """Each appears whole or not at all. Raises `OSError`."""
     pages = {SUMMARY: ("summary.html.j2", summary_context(book, done))}
     pages |= {page_name(one.source): ("source.html.j2", source_context(book, one, changed)) for one in done}
@@ -85,7 +85,7 @@ def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
     }
 
 
-def source_context(book: Ledger, one: Reproduced, changed: Sequence[Tested] = ()) -> dict[str, Any]:
+def source_context(book: Ledger, one: Reproduced, changed: Sequence[Varied] = ()) -> dict[str, Any]:
     drawn = [_drawn(book, table, number) for number, table in enumerate(one.tables, start=1)]
     charts = [(table.id, table_chart(book, table.table)) for table in drawn if table.id]
     own = next((tested for tested in changed if tested.source == one.source.id), None)

@@ -48,7 +48,7 @@ class Flip(NamedTuple):
     after: Outcome
 
 
-class Tested(NamedTuple):
+class Varied(NamedTuple):
     """Of one source. moved: claims whose figure changed, by change. flips: those whose verdict did."""
 
     source: str
@@ -61,7 +61,7 @@ class Tested(NamedTuple):
     """Sheets that were read and on which none of these claims hangs: they were not changed."""
 
 
-def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> Tested:
+def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> Varied:
     """source: its id. claims: those of them that are looked at."""
     own = [claim for claim in claims if claim.startswith(f"{source}-")]
     with processes(N_PROCESSES, once=True) as first:
@@ -95,7 +95,7 @@ def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> 
                 for claim in own
                 if before[claim].has_held != after[claim].has_held
             ]
-    return Tested(source, tuple(changes), moved, tuple(flips), failed, unused)
+    return Varied(source, tuple(changes), moved, tuple(flips), failed, unused)
 
 
 def _base(claims: Sequence[str]) -> tuple[dict[str, Outcome], list[str]]:
@@ -146,7 +146,7 @@ def _verdicts(claims: Sequence[str]) -> dict[str, Outcome]:
 COLUMNS = ("claim", "sheet", "constant", "factor", "ours", "verdict", "ours_changed", "verdict_changed")
 
 
-def flip_records(found: Sequence[Tested]) -> Iterator[dict[str, Any]]:
+def flip_records(found: Sequence[Varied]) -> Iterator[dict[str, Any]]:
     """For the CSV."""
     for one in found:
         for flip in one.flips:
@@ -157,7 +157,7 @@ def flip_records(found: Sequence[Tested]) -> Iterator[dict[str, Any]]:
             yield dict(zip(COLUMNS, figures, strict=True))
 
 
-def constant_rows(one: Tested) -> list[dict[str, Any]]:
+def constant_rows(one: Varied) -> list[dict[str, Any]]:
     """A line for each constant that flips a verdict: those of the most flips first."""
     rows = []
     for sheet, constant in dict.fromkeys((change.sheet, change.constant) for change in one.changes):

@@ -378,13 +378,3 @@ async def receive_plist(reader: asyncio.StreamReader) -> Plist:
 def send_plist(writer: asyncio.StreamWriter, message: Plist) -> None:
     payload = plistlib.dumps(message)
     writer.write(struct.pack(">I", len(payload)) + payload)
-
-
-def eventually(condition: Callable[[], bool], limit_s: float = 5.0) -> bool:
-    """Whether it comes true in time: some messages to the phone are sent without waiting for an answer."""
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.01)
-    return True

@@ -30,7 +30,7 @@ _PARTS = (0xD05, 0xD0B, 0xD4B)
 _TASKSET = """#!/bin/sh
 export MASK=$1; shift; exec "$@"
 """
-HUNG = f"61.{os.getpid()}"
+HUNG = f"601.{os.getpid()}"
 """Seconds; told apart from what tests in other processes let hang."""
 LLAMA_BENCH = f"""#!/bin/bash
 while [ $# -gt 0 ]; do case $1 in -p) p=$2;; -n) n=$2;; -d) d=$2;; -t) t=$2;; esac; shift; done
