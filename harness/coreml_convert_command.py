@@ -21,6 +21,7 @@ from harness.terminal import (
     quiet_libraries,
 )
 from results.printable import printable
+from results.units import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,7 +142,7 @@ def _print_converted(rows: list[dict[str, Any]], converted: Converted, out: Path
     shown = [{**row, "functions": _shortened(row["functions"])} for row in rows]
     print_first(shown, f"{converted.manifest.model} as packages", "manifest.json names all")
     peak = converted.peak.n_bytes
-    told = f"{peak / 2**30:.3g} GiB of memory at most" if peak is not None else str(converted.peak.remark)
+    told = f"{peak / GIB:.3g} GiB of memory at most" if peak is not None else str(converted.peak.remark)
     typer.echo(
         f"{len(rows)} packages ({converted.n_written} written, {converted.n_kept} were there),"
         f" {sum(len(package.functions) for package in converted.manifest.packages)} graphs,"

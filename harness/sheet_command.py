@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 KINDS = ("stated", "fitted", "assumed")
 UNITS = {
     "bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "s_per_flop": "s/FLOP", "j_per_flop": "J/FLOP",
-    "s_per_weight_byte": "s/B", "s_per_moved_byte": "s/B", "_launch": "s/launch", "_bytes": "B",
-    "graph_bytes_limit": "B", "_w": "W", "_hz": "Hz", "latency_s": "s",
+    "s_per_weight_byte": "s/B", "s_per_moved_byte": "s/B", "_launch": "s/launch", "_w": "W", "_hz": "Hz",
+    "latency_s": "s",
 }  # fmt: skip
 """By how a key ends. All take a prefix."""
+SIZES = ("_bytes", "graph_bytes_limit")
+"""Keys end so whose figures are bytes that a memory holds."""
 PLAIN_UNITS = {"pj_per_bit": "pJ/bit", "tokens_per_s": "token/s"}
 
 
@@ -110,10 +112,10 @@ def _joined(link: LinkSheet) -> str:
 
 
 def _with_unit(key: str, value: float) -> str:
-    from results.units import with_prefix
+    from results.units import format_bytes, with_prefix
 
-    if key.startswith("memories."):
-        return with_prefix(value, "B")
+    if key.startswith("memories.") or key.endswith(SIZES):
+        return format_bytes(round(value))
     for ending, unit in PLAIN_UNITS.items():
         if key.endswith(ending):
             return f"{value:.6g} {unit}"

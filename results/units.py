@@ -12,6 +12,8 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 PLAIN_DIGITS = 3
 
+MIB, GIB = 2**20, 2**30
+
 _PREFIXES = ((-12, "p"), (-9, "n"), (-6, "µ"), (-3, "m"), (0, ""), (3, "k"), (6, "M"), (9, "G"), (12, "T"))
 _PREFIXED_UNITS = frozenset({"s", "J", "W", "J/token", "J/response"})
 """Units that take a prefix; %, token/s and the dimensionless 1 stay as they are."""

@@ -209,7 +209,7 @@ def test_keys_and_values_of_a_long_context_need_room_too() -> None:
     54.0 GiB of experts, 2.9 GiB of the rest and the keys of 252,000 tokens."""
     long = replace(cell_of("gpu", "a100"), shape=QWEN3, cached_tokens=260_000, prompt_tokens=1, decode_steps=0)
     found = str(price_cell(long).lacks)
-    assert "23.8 GiB of keys and values of 260001 tokens, and gpu of sheet a100 hold 80.0 GiB" in found
+    assert "23.8 GiB of keys and values of 260001 tokens, and gpu of sheet a100 holds 80.0 GiB" in found
     assert "a shorter context" in found
     assert price_cell(replace(long, cached_tokens=240_000)).result == "ok"
     shared = replace(long, technique=parameters("on-demand"))
@@ -225,7 +225,7 @@ def test_what_every_token_passes_through_needs_room_beside_the_experts() -> None
     assert price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=few)).result == "ok"
     found = price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=replace(few, vocabulary=320_000)))
     assert str(found.lacks).startswith(
-        "oom: 13.1 GiB of experts of mixtral-8x7b beside 5.3 GiB of the rest, and gpu of"
+        "oom: 13.1 GiB of experts of mixtral-8x7b beside 5.31 GiB of the rest, and gpu of"
     )
     large = price_cell(replace(cell_of("on-demand", "a6000"), shape=replace(few, vocabulary=4_000_000)))
     assert str(large.lacks).startswith("oom: 61.4 GiB of what every token of mixtral-8x7b passes through, and gpu of")

@@ -51,7 +51,7 @@ def test_a_model_that_fits_nowhere_is_told_why_where_it_was_asked(tmp_path: Path
     result = CliRunner().invoke(app, ["cross", *asked, "--out", str(tmp_path / "cross")])
     assert result.exit_code == 0, result.output
     assert "Without figures: 1 oom." in result.output
-    assert "a6000, 1 of them: oom: 1218.0 GiB of experts of deepseek-v3" in " ".join(result.output.split())
+    assert "a6000, 1 of them: oom: 1.19 TiB of experts of deepseek-v3" in " ".join(result.output.split())
 
 
 def test_json_has_the_same_rows() -> None:

@@ -348,8 +348,12 @@ def test_sheets_are_listed_shown_and_written_out(tmp_path: Path) -> None:
     shown = joulebench("sheets", str(written)).stdout
     assert "units.gpu.roofline.bytes_per_s" in shown
     assert "1.935 TB/s" in shown
-    assert "85.8993 GB" in shown, "80 GiB"
+    assert "80.0 GiB" in shown, "as all pages tell a memory"
     assert "cpu to gpu and back, duplex" in shown
     assert joulebench("sheets", "a100", "--out", str(written)).code == 2
     assert joulebench("sheets", "a100", "--out", str(tmp_path / "gh200.toml")).code == 2
-    assert "no hardware sheet has this name" in joulebench("sheets", "a1000").stderr
+    bare = written.rename(tmp_path / "mine")
+    for name in ("a1000", str(bare)):
+        told = joulebench("sheets", name).stderr
+        assert "no hardware sheet has this name" in told
+        assert "a sheet of your own is a file, and its name ends in .toml" in told

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from devices.base import DeviceError
+from devices.base import DeviceError, Unit
 from devices.models.figures import KernelPrice, SheetFigure
 from devices.models.operation import Operation, operation_seconds
 from devices.models.sheet import Sheet, parse_sheet
@@ -362,3 +362,33 @@ def test_experts_that_a_decoded_token_gives_more_than_few_rows_take_the_engine_l
     assert engine_s(PricedStep(1, 4, "decode"), 3) == WEIGHT_BYTES
     assert engine_s(PricedStep(1, 4, "decode"), 2) == 0
     assert engine_s(PricedStep(1, 4), 3) == 0
+
+
+def test_rows_of_experts_on_another_unit_have_that_units_prices() -> None:
+    """The CPU's prices of few rows and of many are of experts on the CPU: none of a GPU's, in a prompt or a token."""
+    few = f", few_rows = {{ most_flops_per_weight_byte = 1, s_per_weight_byte = {figure(3.0)} }}"
+    own = f"""many_rows = {{ s_per_moved_byte = {figure(1.0)} }}
+prompt_few_rows = {{ s_per_weight_byte = {figure(1.0)} }}
+[units.gpu.roofline]
+bytes_per_s = {figure(1.0)}
+flops_per_s = {figure(1.0)}
+[links.pcie]
+source = "cpu"
+target = "gpu"
+kind = "duplex"
+bytes_per_s = {figure(1.0)}
+"""
+    sheet = host(few=few, kernels=own)
+
+    def engine_s(step: PricedStep, unit: Unit, n_rows: int) -> float:
+        import torch
+
+        calls = Calls.of([ExpertCall((0,), (n_rows,), (n_rows,), 0, CallKind(unit=unit))])
+        plan = DispatchPlan(n_rows, torch.arange(n_rows), torch.ones(n_rows), calls, n_rows, 0)
+        found = operations(step, [plan], SHAPE, "cpu", None, Travels(sheet))
+        return sum(operation_seconds(sheet, one) for one in found if one.name == "engine")
+
+    of_layers = 2 * WEIGHT_BYTES
+    for unit, expected in (("cpu", of_layers), ("gpu", 0)):
+        assert engine_s(PricedStep(3, 3, "decode"), unit, 3) == expected
+        assert engine_s(PricedStep(2, 2), unit, 2) == expected

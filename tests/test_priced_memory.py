@@ -184,7 +184,7 @@ def test_a_unit_that_holds_no_such_model_is_told_when_the_plan_is_checked(name: 
         return
     (line,) = told
     assert line.startswith("engine arm: its cells will say oom: 75.0 GiB of experts of phi-3.5-moe, and gpu of sheet")
-    assert "rtx5080-ndp hold 16.0 GiB" in line
+    assert "rtx5080-ndp holds 16.0 GiB" in line
 
 
 def test_a_tier_larger_than_a_chunk_is_told() -> None:

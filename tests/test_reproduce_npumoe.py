@@ -205,7 +205,7 @@ def test_phi_35_moe_fits_an_m2_ultra_and_not_an_m2_max() -> None:
     }
     assert [cell.result for cell in cells.values()] == ["oom", "ok", "ok"]
     assert str(cells["m2-max", "phi-3.5-moe"].lacks) == (
-        "oom: 75.0 GiB of experts of phi-3.5-moe beside 3.0 GiB of the rest, and the memory of sheet m2-max holds 64.0"
+        "oom: 75.0 GiB of experts of phi-3.5-moe beside 2.99 GiB of the rest, and the memory of sheet m2-max holds 64.0"
         " GiB; take narrower weights or a smaller model"
     )
 

@@ -20,11 +20,12 @@ from functools import cache
 from pathlib import Path
 
 from results.records import Completion, Request, Score
+from results.units import MIB
 from workloads.base import Tokenizer, WorkloadError
 from workloads.benchmark import Benchmark, GeneratingParameters, Part
 from workloads.code_eval import CodeEval, read_code_definition
 from workloads.datasets import Dataset, Row, data_source, not_text
-from workloads.sandbox import DEFAULT_LIMITS, MIB, Limits, SandboxError, check_walls, run_programs
+from workloads.sandbox import DEFAULT_LIMITS, Limits, SandboxError, check_walls, run_programs
 
 log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Literal
 
 from devices.memory import available_bytes
+from results.units import MIB
 from workloads.sandbox_files import FileKey, deleted_files, visible_files
 from workloads.sandbox_filter import CALL_TABLES, filter_program
 
-MIB = 2**20
 WATCH_INTERVAL_S = 0.05
 """How often the parent looks at what no kernel limit counts: all files together, and threads of root's processes."""
 MESSAGE_LIMIT_BYTES = 4096

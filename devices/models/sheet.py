@@ -275,6 +275,7 @@ def _again(told: ErrorDetails) -> InitErrorDetails:
 SheetRef = str | Path
 """A sheet of this package by its name, or a user's by its file."""
 MOST_TOLD = 20
+OF_A_USER = "a sheet of your own is a file, and its name ends in .toml"
 _FOLDER = resources.files("devices.models") / "sheets"
 
 
@@ -310,7 +311,8 @@ def load_sheet(ref: SheetRef) -> Sheet:
     if isinstance(ref, Path):
         return _users_sheet(ref)
     if ref not in available_sheets():
-        raise SheetError(ref, [f"no hardware sheet has this name; available: {', '.join(available_sheets())}"])
+        known = f"no hardware sheet has this name; available: {', '.join(available_sheets())}"
+        raise SheetError(ref, [known], OF_A_USER)
     in_place.asked.add(ref)
     if ref in in_place.changed:
         return in_place.changed[ref]

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from engines.coreml.package_reading import Function, Operation, all_types, axes_of
 from engines.techniques.layout.tiers import GRAPH_BYTES
+from results.units import GIB
 
 Effect = Literal["leaves", "slow", "fails", "unclear"]
 FIGURE_4 = "000, Fig. 4"
@@ -252,7 +253,7 @@ def _stateful_decode(function: Function) -> str | None:
 
 def _weights(function: Function) -> str | None:
     n = function.weight_bytes
-    return f"{n / 2**30:.3g} GiB of weights" if n > GRAPH_BYTES else None
+    return f"{n / GIB:.3g} GiB of weights" if n > GRAPH_BYTES else None
 
 
 def _graphs(functions: Sequence[Function]) -> str | None:

@@ -20,7 +20,7 @@ from engines.dispatch import DispatchPlan
 from engines.observers import StepPhase
 from engines.pricing.block import Block
 from engines.pricing.modelled import ModelledEngine, ObservedEngine
-from engines.pricing.schedule import NUMBER_BYTES, many_rows_bytes
+from engines.pricing.schedule import NUMBER_BYTES, experts_by_rows
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
 from engines.reference import ReferenceEngine
@@ -155,7 +155,7 @@ def bytes_of_many_rows(engine: ReferenceEngine, request: Request, shape: ModelSh
     def counted(plan: DispatchPlan) -> float:
         steps = Steps()
         block.add_to(steps, plan, 0, {})
-        return many_rows_bytes(steps.operations, most_few)
+        return sum(one.weight_bytes for one in experts_by_rows(steps.operations, most_few).many)
 
     return _counted_in(engine, request, lambda plan: 0, counted).of_token
 

@@ -9,6 +9,7 @@ from devices.base import Unit
 from devices.models.sheet import Sheet
 from engines.errors import EngineError, NoRoomError
 from engines.pricing.shapes import ModelShape
+from results.units import MIB, format_bytes
 
 
 def lacks_room(
@@ -37,7 +38,7 @@ def lacks_room(
         return None  # how many layers have experts is not known
     rest = _Rest(others_bytes, float(cached_tokens * shape.n_layers * shape.cached_values * shape.bytes_per_value))
     is_told = rest.cached_bytes >= SHOWN_BYTES
-    cached = f" and {_gib(rest.cached_bytes)} of keys and values of {cached_tokens} tokens" if is_told else ""
+    cached = f" and {_told(rest.cached_bytes)} of keys and values of {cached_tokens} tokens" if is_told else ""
     if sheet.memory is not None and sheet.memory.capacity_bytes is not None:
         return _beyond(sheet.memory.capacity_bytes.value, experts_bytes, rest, cached, sheet, shape)
     lies_there = backbone in homes
@@ -62,14 +63,13 @@ class _Rest(NamedTuple):
         return self.weights_bytes + self.cached_bytes
 
 
-GIB = 2**30
 NO_REST = _Rest(0.0, 0.0)
-SHOWN_BYTES = 0.05 * GIB
-"""Fewer are 0.0 GiB."""
+SHOWN_BYTES = 50 * MIB
+"""Of keys and values: fewer decide nothing."""
 
 
-def _gib(n_bytes: float) -> str:
-    return f"{n_bytes / GIB:.1f} GiB"
+def _told(n_bytes: float) -> str:
+    return format_bytes(round(n_bytes))
 
 
 def _beyond(
@@ -81,8 +81,8 @@ def _beyond(
     shorter = ", a shorter context" if cached else ""
     return NoRoomError(
         "oom",
-        f"{_gib(experts_bytes)} of experts of {shape.name} beside {_gib(rest.weights_bytes)} of the rest{cached}, and"
-        f" the memory of sheet {sheet.name} holds {_gib(held_bytes)}; take narrower weights{shorter} or a smaller"
+        f"{_told(experts_bytes)} of experts of {shape.name} beside {_told(rest.weights_bytes)} of the rest{cached}, and"
+        f" the memory of sheet {sheet.name} holds {_told(held_bytes)}; take narrower weights{shorter} or a smaller"
         " model",
     )
 
@@ -103,11 +103,11 @@ def _lacking(
         return None
     besides = shorter = ""
     if n_bytes <= held_bytes and rest.n_bytes:
-        besides = f" beside {_gib(rest.weights_bytes)} of the rest" if rest.weights_bytes else ""
+        besides = f" beside {_told(rest.weights_bytes)} of the rest" if rest.weights_bytes else ""
         if cached:
             besides, shorter = besides + cached, ", a shorter context"
     return NoRoomError(
         result,
-        f"{_gib(n_bytes)} {what}{besides}, and {', '.join(homes)} of sheet {sheet.name}"
-        f" hold {_gib(held_bytes)}; use narrower weights, more units{shorter}, or a smaller model",
+        f"{_told(n_bytes)} {what}{besides}, and {', '.join(homes)} of sheet {sheet.name}"
+        f" hold{'s' * (len(homes) == 1)} {_told(held_bytes)}; use narrower weights, more units{shorter}, or a smaller model",
     )

@@ -275,9 +275,9 @@ class Schedule:
 
     def _many_rows(self, block: Iterable[Operation], step: PricedStep) -> list[Operation]:
         """What a token takes besides where its experts get more rows than few."""
-        n_bytes = 0.0
-        if step.phase == "decode" and self._most_few is not None:
-            n_bytes = many_rows_bytes(block, self._most_few)
+        if step.phase != "decode" or self._most_few is None:
+            return []
+        n_bytes = sum(one.weight_bytes for one in experts_by_rows(block, self._most_few, self._rest).many)
         return [Operation("engine", self._rest, "many_rows", moved_bytes=n_bytes)] if n_bytes else []
 
     def _few_rows_of_prompt(self, operations: Iterable[Operation], step: PricedStep) -> list[Operation]:
@@ -285,16 +285,25 @@ class Schedule:
         most = self._most_few_of_prompt
         if step.phase == "decode" or most is None:
             return []
-        own = [one for one in operations if one.kernel == "expert_ffn" and one.unit == self._rest]
-        few = [one for one in own if one.flops <= most * one.weight_bytes]
+        few = experts_by_rows(operations, most, self._rest).few
         n_bytes, flops = sum(one.weight_bytes for one in few), sum(one.flops for one in few)
         return [Operation("engine", self._rest, "prompt_few_rows", flops=flops, weight_bytes=n_bytes)] if few else []
 
 
-def many_rows_bytes(operations: Iterable[Operation], most_few: float) -> float:
-    """Weight bytes of the experts in a block that get more rows than few. most_few: FLOP for a weight byte."""
-    calls = (one for one in operations if one.kernel == "expert_ffn")
-    return sum(one.weight_bytes for one in calls if one.flops > most_few * one.weight_bytes)
+class ByRows(NamedTuple):
+    """Experts of a block that get few rows each, and those that get more."""
+
+    few: list[Operation]
+    many: list[Operation]
+
+
+def experts_by_rows(operations: Iterable[Operation], most_few: float, unit: Unit | None = None) -> ByRows:
+    """most_few: FLOP for a weight byte up to which rows are few. unit: that computes them; None: any."""
+    found = ByRows([], [])
+    for one in operations:
+        if one.kernel == "expert_ffn" and unit in (None, one.unit):
+            (found.few if one.flops <= most_few * one.weight_bytes else found.many).append(one)
+    return found
 
 
 def operations(

@@ -25,6 +25,7 @@ from engines.techniques.presets import PRESETS
 from harness.cross.arms import arms_on
 from harness.cross.table import Question
 from harness.processes import processes
+from results.units import GIB
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
 
 SHAPE = NAMED_SHAPES["qwen3-30b-a3b"]
@@ -33,7 +34,7 @@ SHEETS = ("m2-ultra", "a100", "rtx5080-ndp", "a6000", "trn2")
 """A technique stands on the first that can take it."""
 PROMPTS, DECODED, IMBALANCES, SEEDS = (64, 128, 256), (8, 16), (1.0, 2.0, 4.0), range(2)
 N_CELLS, N_PROCESSES = 1000, 2
-GIB, A_KIB = 2**30, 2**10
+A_KIB = 2**10
 STATUS, CLEAR, FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs"), "5"
 
 

@@ -31,9 +31,10 @@ from harness.reproduce.gpu_ndp.decode import N_DRAWS, UTILISATIONS, Configuratio
 from harness.reproduce.gpu_ndp.end_to_end import AHEAD
 from harness.reproduce.gpu_ndp.end_to_end import UTILISATIONS as END_TO_END
 from harness.reproduce.gpu_ndp.prefill import SKEWS, SPLITS, Reading, mean_ratios
-from harness.reproduce.gpu_ndp.sizes import COLUMNS, DIMM_BYTES, FIRST_ROW, GIB, row_of_table_2
+from harness.reproduce.gpu_ndp.sizes import COLUMNS, DIMM_BYTES, FIRST_ROW, row_of_table_2
 from harness.reproduce.gpu_ndp.stage import ARMS, FIDDLER, FULL, MONDE, ON_DEMAND, TP, TP_LB, TP_PRE
 from harness.reproduce.redrawn import Entry, SourceTable
+from results.units import GIB
 
 NO_ROOM = "N.S."
 MODELLED = "Priced on the sheet rtx5080-ndp; uniform routing."

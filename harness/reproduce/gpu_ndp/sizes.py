@@ -8,8 +8,8 @@ from devices.models.sheet import Sheet
 from engines.pricing.shapes import NAMED_SHAPES, ModelShape
 from harness.reproduce.findings import Finding
 from harness.reproduce.gpu_ndp.configurations import DEEPSEEK, MIXTRAL, MODELS, PHI, QWEN3
+from results.units import GIB, MIB
 
-MIB, GIB = 2**20, 2**30
 PUBLISHED: dict[str, ModelShape] = {
     DEEPSEEK: NAMED_SHAPES["deepseek-moe-16b"],
     QWEN3: NAMED_SHAPES["qwen3-30b-a3b"],

@@ -11,6 +11,7 @@ from engines.pricing.published_shapes import NAMED_SHAPES
 from harness.reproduce.npumoe import arithmetic, machine, places
 from harness.reproduce.npumoe.layer import CHUNK, FIXED_KEYS, PROMPT, qwen, qwen_of_fixed_keys
 from harness.reproduce.npumoe.places import claim
+from results.units import MIB
 
 QWEN = "qwen3-30b-a3b"
 READ = "one layer of Qwen3-30B-A3B in FP16 over 1024 tokens in chunks of 256; the source does not say what it measured"
@@ -23,7 +24,6 @@ OWN_POWER = dict.fromkeys(
     (claim(268), claim(276), claim(277)),
     "Ours is their own energy over their own time; they print another power beside both.",
 )
-MIB = 2**20
 
 
 class Told(NamedTuple):

@@ -20,10 +20,10 @@ from engines.techniques.layout.tiers import expected_load
 from engines.techniques.presets import preset_parameters
 from harness.reproduce.npumoe import places
 from harness.reproduce.npumoe.places import TABLE_5, claim
+from results.units import GIB
 
 MODELS = ("phi-3.5-moe", "phi-tiny-moe", "qwen3-30b-a3b")
 """Rows of Table 1."""
-GIB = 2**30
 
 
 def table_1(name: str) -> tuple[float, ...]:

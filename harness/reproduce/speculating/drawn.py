@@ -16,7 +16,6 @@ from harness.reproduce.speculating.found import (
     COPY_SHARE,
     ESTIMATORS,
     GAIN,
-    GIB,
     TABLE_2,
     TABLE_3,
     TABLE_3_COLUMNS,
@@ -35,6 +34,7 @@ from harness.reproduce.speculating.tpot import (
     expert_bytes_a_token,
 )  # fmt: skip
 from harness.reproduce.speculating.trends import ESTIMATOR, Q, S
+from results.units import GIB
 
 MODELLED = (
     "Priced on the sheets of Table 3's machines, whose rates are peaks: nothing was compared with them, launches cost"

@@ -26,8 +26,8 @@ from harness.reproduce.speculating.tpot import (
     gain_of_shares,
     speed_up,
 )  # fmt: skip
+from results.units import GIB
 
-GIB = 2**30
 COPY_SHARE, COMPUTE_SHARE, GAIN = "003-007", arithmetic.COMPUTE_SHARE, "003-004"
 TABLE_2: dict[str, int] = {QWEN3: 94, GLM: 100, GPT_OSS: 106, QWEN3_235B: 112}
 """The first row of each model."""
