@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import stat
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from results.printable import printable
 
 MAX_BYTES = 1 << 20
 MAX_SHOWN = 80
+BETWEEN = "between"
+"""Type of an error of pydantic that is ours: `Fault`."""
 OF_A_KEY = "[key]"
 """As pydantic ends the place of a fault in the name of a table; the name stands before it."""
 Read = TypeVar("Read", bound=BaseModel)
@@ -33,7 +35,7 @@ class RecordError(ValueError):
 
 def read_record(schema: type[Read], path: Path) -> Read:
     """Raises `OSError` where it cannot be read, `RecordError` where it is not such a record."""
-    return parse_record(schema, read_text(path))
+    return record_of(schema, parse_toml(read_text(path)))
 
 
 def read_text(path: Path) -> str:
@@ -51,19 +53,60 @@ def read_text(path: Path) -> str:
         raise RecordError([problem]) from error
 
 
-def parse_record(schema: type[Read], text: str) -> Read:
-    """Raises `RecordError` with every missing, unknown or malformed key."""
+def parse_toml(text: str) -> dict[str, Any]:
+    """Raises `RecordError`."""
     try:
-        raw = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecordError([f"not TOML: {printable(str(error), MAX_SHOWN * 2)}"]) from error
     except (ValueError, RecursionError) as error:
         raise RecordError(["holds a number of thousands of digits, or lists too deep in each other"]) from error
+
+
+def record_of(schema: type[Read], raw: Mapping[str, Any]) -> Read:
+    """Raises `RecordError` with every missing, unknown or malformed key."""
     try:
         return schema.model_validate(raw, strict=True)
     except ValidationError as error:
         faults = error.errors(include_url=False)
         raise RecordError([told(one) for one in faults if not _follows(one, faults)]) from error
+
+
+class Fault(NamedTuple):
+    """What is wrong between several values of a record, found before they are looked at one by one. key: under which
+    of the record's keys."""
+
+    key: str
+    words: str
+
+
+def with_faults(
+    schema: type[Read], raw: object, handler: ModelWrapValidatorHandler[Read], faults: Iterable[Fault]
+) -> Read:
+    """For a record's wrap validator: what is wrong between its values is told beside what is wrong within them. Raises
+    `ValidationError`."""
+    between = [InitErrorDetails(type=_custom(words), loc=(key,), input={}) for key, words in faults]
+    within: list[InitErrorDetails] = []
+    try:
+        record = handler(raw)
+    except ValidationError as error:
+        within = [_again(one) for one in error.errors(include_url=False)]
+    if between or within:
+        raise ValidationError.from_exception_data(schema.__name__, [*within, *between])
+    return record
+
+
+def _again(fault: ErrorDetails) -> InitErrorDetails:
+    """An error of pydantic, to be raised with others."""
+    place, found = fault["loc"], fault["input"]
+    if fault["type"] == BETWEEN:
+        return InitErrorDetails(type=_custom(fault["msg"]), loc=place, input=found)
+    given = InitErrorDetails(type=fault["type"], loc=place, input=found)
+    return InitErrorDetails(**given, ctx=fault["ctx"]) if "ctx" in fault else given
+
+
+def _custom(words: str) -> PydanticCustomError:
+    return PydanticCustomError(BETWEEN, "{words}", {"words": words})
 
 
 def _follows(fault: ErrorDetails, faults: Sequence[ErrorDetails]) -> bool:
@@ -92,7 +135,7 @@ def told(fault: ErrorDetails, n_outer: int = 0) -> str:
             return f"{_of_tag(where, fault)}: missing; add it"
         case "union_tag_invalid":
             return f"{_of_tag(where, fault)}: must be one of {fault['ctx']['expected_tags']}"
-    problem = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    problem = printable(fault["msg"].removeprefix("Value error, ").replace("Input should", "must"))
     found = "" if isinstance(fault["input"], dict) else f", found {printable(repr(fault['input']), MAX_SHOWN)}"
     return f"{where}: {problem}{found}" if where else f"{problem}{found}"
 

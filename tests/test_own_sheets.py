@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
-from devices.models.sheet import SheetError, available_sheets, load_sheet, sheet_path
+from devices.models.sheet import Sheet, SheetError, available_sheets, load_sheet, sheet_path
 from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import NAMED_SHAPES
@@ -175,6 +178,31 @@ def test_every_problem_of_a_sheet_is_told_at_once_beside_those_of_the_plan(tmp_p
     assert [line.endswith("; docs/sheets.md has the keys") for line in lines] == [*[False] * 6, True]
 
 
+def test_every_key_of_a_sheet_stands_on_the_page() -> None:
+    page = Path(__file__).parents[1].joinpath("docs", "sheets.md").read_text()
+    told = " ".join(re.findall(r"```.*?```|`[^`]+`", page, re.DOTALL))
+    keys: dict[str, set[str]] = {}
+
+    def read(annotation: object) -> None:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            if annotation.__name__ in keys:
+                return
+            keys[annotation.__name__] = {*annotation.model_fields}
+            for field in annotation.model_fields.values():
+                read(field.annotation)
+        for part in get_args(annotation):
+            read(part)
+
+    read(Sheet)
+    assert "s_per_naive_launch" in keys["UnitSheet"]
+    lacking = {
+        table: missing
+        for table, own in keys.items()
+        if (missing := {key for key in own if re.search(rf"\b{key}\b", told) is None})
+    }
+    assert not lacking
+
+
 def test_the_sheet_that_the_page_shows_loads(tmp_path: Path) -> None:
     page = Path(__file__).parents[1].joinpath("docs", "sheets.md").read_text()
     (shown,) = [block.partition("```")[0] for block in page.split("```toml")[1:] if "[units" in block]
@@ -245,6 +273,53 @@ bytes_per_s = {figure(1.0)}
         assert problem in found
     assert len(raised.value.problems) == 7
     assert str(raised.value).endswith("; docs/sheets.md has the keys")
+
+
+def test_names_numbers_of_units_and_points_of_a_curve_are_told_beside_bad_figures(tmp_path: Path) -> None:
+    """Another name than the file's, no CPU, units without a count, two points at one shape, and cores that are not
+    there, beside a power below 0 and a share above 1."""
+    point = 'at = 5, kind = "assumed", origin = "x"'
+    own = f"""
+name = "other"
+description = "d"
+source = "s"
+[units.gpu]
+busy_w = {figure(-1.0)}
+[units.gpu.roofline]
+bytes_per_s = {figure(1.0)}
+flops_per_s = {figure(1.0)}
+[units.gpu.roofline.flops_share]
+by = "flops"
+points = [{{ {point}, share = 2.0 }}, {{ {point}, share = 0.5 }}]
+[units.ndp]
+[units.core]
+count = 3
+[clusters.big]
+n_cores = 2
+core = "A77"
+kind = "prime"
+[states.mine]
+engine = "e"
+model = "m"
+cores = {{ big = 7, "b\\u001bad" = 1 }}
+"""
+    (tmp_path / "mine.toml").write_text(own)
+    with pytest.raises(SheetError) as raised:
+        load_sheet(tmp_path / "mine.toml")
+    found = raised.value.problems
+    for problem in (
+        "units.gpu.busy_w.value: must be greater than or equal to 0, found -1.0",
+        "units.gpu.roofline.flops_share.points.0.share: must be less than or equal to 1, found 2.0",
+        "units.gpu.roofline.flops_share.points: at must rise from each to the next, found [5.0, 5.0]",
+        "units: ndp: such units are numbered; say how many with count, or name it ndp:0",
+        "units: units are ['core', 'gpu', 'ndp']; a sheet needs `cpu`, where everything can fall back to",
+        "clusters: has 2 cores, and units 3; give [units.core] the count of all clusters",
+        "states: mine: big has 2 cores, not 7",
+        "states: mine: the sheet has no cluster b\\x1bad; name one of its clusters",
+        "calls itself 'other'; name the file after it",
+    ):
+        assert problem in found
+    assert len(found) == 10, "the last is what a name may have"
 
 
 @pytest.mark.parametrize(

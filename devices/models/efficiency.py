@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
 
+from devices.toml_records import Fault, with_faults
 from results.records import Record
 
 Shape = Literal["flops_per_weight_byte", "flops", "bytes"]
@@ -36,17 +38,28 @@ def _as_tuple(points: object) -> object:
     return tuple(points) if isinstance(points, list) else points
 
 
+def _falling(raw: object) -> Iterator[Fault]:
+    """Of points as they are written: what is no number is told at its own place."""
+    points = raw.get("points") if isinstance(raw, Mapping) else None
+    shapes = [
+        one.at if isinstance(one, EfficiencyPoint) else one.get("at") if isinstance(one, Mapping) else None
+        for one in (points if isinstance(points, list | tuple) else ())
+    ]
+    known = [float(at) for at in shapes if isinstance(at, int | float) and not isinstance(at, bool)]
+    if any(one >= two for one, two in pairwise(known)):
+        yield Fault("points", f"at must rise from each to the next, found {known[:8]}")
+
+
 class Efficiency(Record):
     """A table of shape and share."""
 
     by: Shape
     points: Annotated[tuple[EfficiencyPoint, ...], BeforeValidator(_as_tuple)] = Field(min_length=1, max_length=256)
 
-    @model_validator(mode="after")
-    def _rises(self) -> Efficiency:
-        if any(one.at >= two.at for one, two in pairwise(self.points)):
-            raise ValueError(f"points: at must rise from each to the next, found {[p.at for p in self.points[:8]]}")
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _rises(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        return with_faults(cls, raw, handler, _falling(raw))
 
     @cached_property
     def _curve(self) -> tuple[list[float], list[float]]:

@@ -36,15 +36,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import (
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from devices.base import DeviceError, Unit
 from devices.models import in_place
@@ -55,7 +47,7 @@ from devices.models.figures import KernelPrice as KernelPrice
 from devices.models.figures import SheetFigure as SheetFigure
 from devices.models.links import NUMBERED, End, LinkSheet, PlainName
 from devices.models.sheet_faults import MOST_ALIKE, MOST_LINKS, MOST_UNITS, faults
-from devices.toml_records import RecordError, parse_record, read_text
+from devices.toml_records import RecordError, parse_toml, read_text, record_of, with_faults
 from results.records import BACK, COMM, Record
 
 
@@ -204,72 +196,17 @@ class Sheet(Record):
     @model_validator(mode="wrap")
     @classmethod
     def _with_faults_between_tables(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """What is wrong between tables is told beside what is wrong within them."""
-        between = [
-            InitErrorDetails(type=PydanticCustomError("between", "{words}", {"words": words}), loc=(key,), input={})
-            for key, words in (faults(raw) if isinstance(raw, Mapping) else ())
-        ]
-        within: list[InitErrorDetails] = []
-        try:
-            sheet = handler(raw)
-        except ValidationError as error:
-            within = [_again(one) for one in error.errors(include_url=False)]
-        if between or within:
-            raise ValidationError.from_exception_data(cls.__name__, [*within, *between])
-        return sheet
+        return with_faults(cls, raw, handler, faults(raw) if isinstance(raw, Mapping) else ())
 
     @field_validator("units")
     @classmethod
     def _numbered(cls, tables: dict[End, UnitSheet]) -> dict[End, UnitSheet]:
         """Each unit by its own name."""
-        problems, found = [], dict[End, UnitSheet]()
+        found = dict[End, UnitSheet]()
         for name, unit in tables.items():
-            is_kind = name in NUMBERED
-            if is_kind and unit.count is None:
-                problems.append(f"{name}: such units are numbered; say how many with count, or name it {name}:0")
-            elif not is_kind and unit.count is not None:
-                problems.append(f"{name}: count is of tables of units alike, ndp, rank or core; remove the line")
-            names = [f"{name}:{i}" for i in range(unit.count or 0)] if is_kind else [name]
-            problems += [f"{one}: two tables are of this unit; leave one" for one in names if one in found]
+            names = [f"{name}:{i}" for i in range(unit.count or 0)] if name in NUMBERED else [name]
             found |= dict.fromkeys(names, unit)
-        if "cpu" not in tables:
-            problems.append(f"units are {sorted(tables)}; a sheet needs `cpu`, where everything can fall back to")
-        if problems:
-            raise ValueError("; ".join(problems))
         return found
-
-    @field_validator("clusters")
-    @classmethod
-    def _of_cores(cls, clusters: dict[str, ClusterSheet], info: ValidationInfo) -> dict[str, ClusterSheet]:
-        n_units = sum(unit.startswith("core:") for unit in info.data.get("units", ()))
-        n_cores = sum(cluster.n_cores for cluster in clusters.values())
-        if "units" in info.data and clusters and n_units != n_cores:
-            raise ValueError(f"has {n_cores} cores, and units {n_units}; give [units.core] the count of all clusters")
-        return clusters
-
-    @field_validator("states")
-    @classmethod
-    def _on_clusters(cls, states: dict[str, StateSheet], info: ValidationInfo) -> dict[str, StateSheet]:
-        known = info.data.get("clusters")
-        if known is None:
-            return states
-        problems = []
-        for name, state in states.items():
-            for cluster in (*state.cores, *state.frequency_hz):
-                if cluster not in known:
-                    problems.append(f"{name}: the sheet has no cluster {cluster}; name one of its clusters")
-            for cluster, n in state.cores.items():
-                if cluster in known and not 0 <= n <= known[cluster].n_cores:
-                    problems.append(f"{name}: {cluster} has {known[cluster].n_cores} cores, not {n}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return states
-
-
-def _again(told: ErrorDetails) -> InitErrorDetails:
-    """An error of pydantic, to be raised with others."""
-    given = InitErrorDetails(type=told["type"], loc=told["loc"], input=told["input"])
-    return InitErrorDetails(**given, ctx=told["ctx"]) if "ctx" in told else given
 
 
 SheetRef = str | Path
@@ -334,10 +271,15 @@ def _users_sheet(path: Path) -> Sheet:
 
 def parse_sheet(text: str, name: str, ref: SheetRef | None = None) -> Sheet:
     """A sheet from TOML. ref: where it stands, for the error. Raises `SheetError`."""
+    other_name: list[str] = []
     try:
-        sheet = parse_record(Sheet, text)
+        raw = parse_toml(text)
+        called = raw.get("name")
+        if isinstance(called, str) and called and called != name:
+            other_name = [f"calls itself {called[:80]!r}; name the file after it"]
+        sheet = record_of(Sheet, raw)
     except RecordError as error:
-        raise SheetError(ref or name, error.problems, "docs/sheets.md has the keys") from error
-    if sheet.name != name:
-        raise SheetError(ref or name, [f"calls itself {sheet.name[:80]!r}; name the file after it"])
+        raise SheetError(ref or name, [*error.problems, *other_name], "docs/sheets.md has the keys") from error
+    if other_name:
+        raise SheetError(ref or name, other_name)
     return sheet
