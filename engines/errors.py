@@ -16,11 +16,16 @@ class EngineError(Exception):
 
 
 class ProblemsError(EngineError):
-    """All that is in the way at once. problems: a line each."""
+    """All that is in the way at once. problems: a line each. where: what each of them begins with."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)
+    def __init__(self, problems: Sequence[str], where: str = "") -> None:
+        super().__init__(where + "; ".join(problems))
+        self.problems = tuple(readable(where + problem) for problem in problems)
+
+
+def lines_of(error: EngineError) -> tuple[str, ...]:
+    """What it says, a line for each problem."""
+    return error.problems if isinstance(error, ProblemsError) else (str(error),)
 
 
 class FewSlotsError(EngineError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 131_072
 """More takes minutes for each technique."""
+MOST_JOBS = 256
 MOST_REASONS = 12
 CSV, EFFECTS_CSV = "cross.csv", "sensitivity.csv"
 
 
 def cross(
     model: Annotated[str, typer.Option(help="A named shape, or the path of a config.json.")] = "qwen3-30b-a3b",
-    prompt: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of the prompt.")] = 512,
-    decode: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens decoded after the prompt.")] = 32,
-    chunk: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of a prefill step.")] = 256,
+    prompt: Annotated[int, typer.Option(help=f"Tokens of the prompt, 1 to {MOST_TOKENS}.")] = 512,
+    decode: Annotated[int, typer.Option(help=f"Tokens decoded after the prompt, 1 to {MOST_TOKENS}.")] = 32,
+    chunk: Annotated[int, typer.Option(help=f"Tokens of a prefill step, 1 to {MOST_TOKENS}.")] = 256,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +56,7 @@ def cross(
     technique: Annotated[list[str] | None, typer.Option(help="A technique. May be repeated; default: all.")] = None,
     recall: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Recall of techniques that predict experts; source 003 states about 0.9."),
+        typer.Option(help="Recall of techniques that predict experts, 0 to 1; source 003 states about 0.9."),
     ] = 0.9,
     routing: Annotated[
         str,
@@ -67,7 +69,9 @@ def cross(
     ] = False,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, max=256, help="Processes that price rows; default: one a core, 4 at most, 1 for few rows."),
+        typer.Option(
+            help=f"Processes that price rows, 1 to {MOST_JOBS}; default: one a core, 4 at most, 1 for few rows."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the CSV and the page.")] = None,
     as_json: AsJson = False,
@@ -83,7 +87,9 @@ def cross(
     from harness.cross.sensitivity import effects
     from harness.cross.table import cross_table, records
 
-    question, sheets, techniques = _asked(model, weights, prompt, decode, chunk, recall, routing, machine, technique)
+    question, sheets, techniques = _asked(
+        model, weights, prompt, decode, chunk, recall, routing, machine, technique, jobs
+    )
     if out is not None:
         check_out(out)
 
@@ -130,18 +136,20 @@ def _asked(
     routing: str,
     machine: list[str] | None,
     technique: list[str] | None,
+    jobs: int | None,
 ) -> tuple[Question, list[Sheet], tuple[str, ...]]:
     """All problems at once."""
     from devices.base import DeviceError
     from devices.models.sheet import available_sheets, load_sheet
-    from engines.errors import EngineError
+    from engines.errors import EngineError, lines_of
     from engines.pricing.routing_specs import parse_routing, routing_of_spec
     from engines.pricing.shapes import quantised, shape_named, sizes_of
     from engines.techniques.presets import PRESETS
     from harness.cross.table import Question
     from harness.problems import nearest
 
-    problems, shape, source, forms = [], None, None, None
+    shape, source, forms = None, None, None
+    problems = list(_beyond(prompt, decode, chunk, recall, jobs))
     sheets: dict[str, Sheet] = {}
     machines: dict[str, str] = {}
     try:
@@ -152,10 +160,12 @@ def _asked(
         shape = shape_named(model)
         if shape.n_sparse_layers == 0:
             problems.append(f"--model {model}: no layer of it has experts, and techniques place experts")
+        if (told := shape.beyond_context(prompt + decode)) is not None:
+            problems.append(f"--prompt and --decode: {told}; ask for fewer, or give --model a config.json with more")
         if forms is not None:
             shape = quantised(shape, forms)
     except EngineError as error:
-        problems.append(f"--model: {error}")
+        problems += [f"--model: {problem}" for problem in lines_of(error)]
     try:
         spec, sizes = parse_routing(routing), None if shape is None else sizes_of(shape)
         source = None if sizes is None else routing_of_spec(spec, sizes)
@@ -182,6 +192,20 @@ def _asked(
     question = Question(shape, source, prompt, decode, chunk, recall)
     found = [sheet for sheet in sheets.values() if machine is not None or sheet.only_for is None]
     return question, found, tuple(dict.fromkeys(technique or PRESETS))
+
+
+def _beyond(prompt: int, decode: int, chunk: int, recall: float, jobs: int | None) -> Iterator[str]:
+    """Typer would tell the first alone."""
+    given = (
+        ("prompt", prompt, 1, MOST_TOKENS),
+        ("decode", decode, 1, MOST_TOKENS),
+        ("chunk", chunk, 1, MOST_TOKENS),
+        ("recall", recall, 0, 1),
+        ("jobs", jobs, 1, MOST_JOBS),
+    )
+    for option, value, least, most in given:
+        if value is not None and not least <= value <= most:
+            yield f"--{option} {value}: must be {least} to {most}"
 
 
 def _forms(weights: str) -> Quantisation:

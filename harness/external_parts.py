@@ -14,7 +14,7 @@ from pathlib import Path
 
 from devices.base import Device
 from engines.base import Engine
-from engines.errors import EngineError, ProblemsError
+from engines.errors import EngineError, lines_of
 from engines.external.base import Found, Surroundings, refuse_what_it_cannot
 from engines.model.checkpoints import CheckpointFacts
 from harness.external.base import ExternalSpec
@@ -51,8 +51,7 @@ def external_problems(engine: Part[ExternalSpec]) -> Iterator[str]:
     try:
         files = _named_files(engine.spec) if told_places else files_of(engine.spec)
     except EngineError as error:
-        told = error.problems if isinstance(error, ProblemsError) else [str(error)]
-        yield from (f"engine {engine.label}: {problem}" for problem in told)
+        yield from (f"engine {engine.label}: {problem}" for problem in lines_of(error))
         files = _named_files(engine.spec)
     for name, path in files.items():
         if not path.is_file():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from devices.base import DeviceError
-from engines.errors import EngineError
+from engines.errors import EngineError, lines_of
 from engines.pricing.cells import build, check_places_nothing, foresight_of, lacks_room_for
-from engines.pricing.playing import MOST_TOKENS
+from engines.pricing.playing import MOST_TOKENS, most_tokens
 from engines.pricing.shapes import sizes_of
 from engines.techniques.parameters import Composed
 from harness.combinations import mismatch, sheet_of
@@ -23,6 +23,7 @@ from harness.schema import EngineSpec
 from harness.technique_problems import too_many_there
 from harness.workload_specs import SPEC_OF, WorkloadSpec
 from workloads.base import WorkloadError
+from workloads.fitting import reasons_for_none
 
 FEW_TOKENS = 64
 """That a profile is counted over for a check: what fits does not hang on counts."""
@@ -41,6 +42,8 @@ OF_COMPUTING = {
 class PlayedFindings:
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    empty: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """By workload and model: why there is nothing to ask."""
 
 
 def played_problems(named: Parts, run_parts: RunParts) -> PlayedFindings:
@@ -68,7 +71,7 @@ def played_problems(named: Parts, run_parts: RunParts) -> PlayedFindings:
     for engine in own_engines(named.engines):
         found.problems += _engine_problems(engine)
     for workload in named.workloads:
-        found.problems += _workload_problems(workload, run_parts)
+        _look_at_workload(workload, models, run_parts, found)
     for spec, wrong in models.items():
         _look_at_model(spec, wrong, named, run_parts, found)
     return found
@@ -82,18 +85,27 @@ def _engine_problems(engine: Part[EngineSpec]) -> Iterator[str]:
         yield f"engine {engine.label}: oracle checks what others compute, and no model runs; take dropless"
 
 
-def _workload_problems(workload: Part[WorkloadSpec], run_parts: RunParts) -> Iterator[str]:
-    if not workload.spec.asks_lengths:
+def _look_at_workload(
+    part: Part[WorkloadSpec], models: Iterable[PlayedModelSpec], run_parts: RunParts, found: PlayedFindings
+) -> None:
+    """Its requests, held to the context of each model as those of a model that runs are."""
+    if not part.spec.asks_lengths:
         lengths = [name for name, spec in SPEC_OF.items() if spec.asks_lengths]
-        yield (
-            f"workload {workload.label}: asks texts, and no model runs that could read them; take"
-            f" {' or '.join(lengths)}"
+        found.problems.append(
+            f"workload {part.label}: asks texts, and no model runs that could read them; take {' or '.join(lengths)}"
         )
         return
-    try:
-        run_parts.workload_named(workload.label, workload.spec).requests(NO_TEXT, MOST_TOKENS)
-    except WorkloadError as error:
-        yield f"workload {workload.label}: {error}"
+    for spec in models:
+        try:
+            most = most_tokens(run_parts.played(spec).shape)
+        except EngineError:
+            most = MOST_TOKENS  # what is wrong with the shape is told there
+        try:
+            workload = run_parts.workload_named(part.label, part.spec)
+            if not workload.requests(NO_TEXT, most):
+                found.empty[part.label, spec.source] = reasons_for_none(workload, part.label, most)
+        except WorkloadError as error:
+            found.problems.append(f"workload {part.label}: {error}")
 
 
 def _look_at_model(
@@ -111,10 +123,11 @@ def _look_at_model(
     try:
         facts = run_parts.played(spec)
     except EngineError as error:
-        text = str(error)
-        if text.startswith("routing: ") and "routing" in wrong:
-            return
-        found.problems.append(f"model.{text}" if text.startswith("routing: ") else f"model.shape: {text}")
+        for text in lines_of(error):
+            if not text.startswith("routing: "):
+                found.problems.append(f"model.shape: {text}")
+            elif "routing" not in wrong:
+                found.problems.append(f"model.{text}")
         return
     for engine in own_engines(named.engines):
         if not isinstance(engine.spec.technique, Composed) or (_predicts(engine.spec) and spec.recall is None):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from devices.base import DeviceError
 from devices.clock import MonotonicClock
-from engines.errors import EngineError
+from engines.errors import EngineError, lines_of
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.wanted_tensors import check_quantisation
@@ -68,6 +68,7 @@ from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from results.records import NO_MODEL
 from workloads.base import TellsEarly, Workload, WorkloadError
+from workloads.fitting import reasons_for_none
 
 NO_ENGINE_ON_PHONES = (
     "no engine of the plan goes onto it, and joulebench's own computes on this host; name one that does, such as"
@@ -90,7 +91,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         try:
             facts[source] = run_parts.facts(source)
         except EngineError as error:
-            problems.append(f"model.source: {error}")
+            problems += [f"model.source: {problem}" for problem in lines_of(error)]
     devices = list(dict.fromkeys(device.spec for device in named.devices))
     engines, others = own_engines(named.engines), external_engines(named.engines)
     for device in devices:
@@ -132,6 +133,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     found_of_played = played_problems(named, run_parts)
     problems += found_of_played.problems
     warnings += found_of_played.warnings
+    empty |= found_of_played.empty
     if problems:
         raise PlanError([with_short_values(problem, draft.plan.raw) for problem in dict.fromkeys(problems)])
     plan = draft.sound()
@@ -362,8 +364,7 @@ def _workload_problems(
         workload = run_parts.workload_named(part.label, part.spec)
         asks = workload.has_requests if isinstance(workload, TellsEarly) else workload.requests
         if not asks(facts.tokenizer, max_length):
-            reasons = workload.notes or (f"no request fits the model's {max_length} tokens",)
-            empty[part.label, facts.source] = tuple(f"{part.label}: {reason}" for reason in reasons)
+            empty[part.label, facts.source] = reasons_for_none(workload, part.label, max_length)
             return
         for technique, wanted in techniques.items():
             if not _can_calibrate(workload, facts, wanted):

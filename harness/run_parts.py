@@ -26,7 +26,7 @@ from engines.parallel.running import RanksAsked
 from engines.parallel.torchrun import Meeting
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
-from engines.pricing.playing import MOST_TOKENS, PlayedModelEngine
+from engines.pricing.playing import PlayedModelEngine, most_tokens
 from engines.pricing.room import lacks_room
 from engines.pricing.shapes import own_shape, priced_shape, sizes_of
 from engines.profile import Learnt, Profile
@@ -236,7 +236,7 @@ class RunParts:
     def _reads(self, model: AnyModelSpec) -> tuple[Tokenizer, int]:
         """Its tokenizer, and the most tokens of a request."""
         if isinstance(model, PlayedModelSpec):
-            return NO_TEXT, MOST_TOKENS
+            return NO_TEXT, most_tokens(self.played(model).shape)
         facts = self.facts(model.source)
         return facts.tokenizer, facts.config.max_length
 

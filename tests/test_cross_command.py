@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from engines.model.quantised import FORMS
 from engines.pricing.model_shape import WeightBits
 from harness.commands import app
+from tests.fakes.published import PUBLISHED
 from tests.toy_sheet import TOY_TOML
 
 
@@ -43,6 +44,53 @@ def test_every_wrong_word_is_told_at_once() -> None:
     assert "no-such" in lines[1]
     assert "moon" in lines[2]
     assert "dropless" in lines[3]
+
+
+def test_every_number_that_is_none_is_told_at_once() -> None:
+    asked = ["--prompt", "-1", "--decode", "0", "--chunk", "0", "--recall", "nan", "--jobs", "257", "--machine", "moon"]
+    result = CliRunner().invoke(app, ["cross", *asked])
+    assert result.exit_code == 2
+    assert result.output.splitlines()[:5] == [
+        "error: --prompt -1: must be 1 to 131072",
+        "error: --decode 0: must be 1 to 131072",
+        "error: --chunk 0: must be 1 to 131072",
+        "error: --recall nan: must be 0 to 1",
+        "error: --jobs 257: must be 1 to 256",
+    ]
+    assert "moon" in result.output.splitlines()[5]
+
+
+def test_all_faults_of_a_config_have_a_line_each(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(PUBLISHED["OLMoE-1B-7B-0924"].config | {"hidden_size": 0, "vocab_size": "many"}))
+    result = CliRunner().invoke(app, ["cross", "--model", str(config), "--prompt", "0"])
+    assert result.exit_code == 2
+    assert result.output.splitlines() == [
+        "error: --prompt 0: must be 1 to 131072",
+        f"error: --model: {config}: hidden_size must be a whole number above 0, found 0",
+        f"error: --model: {config}: vocab_size must be a whole number above 0, found 'many'",
+    ]
+
+
+def test_a_request_beyond_the_models_context_is_refused_as_the_engine_refuses_it(tmp_path: Path) -> None:
+    """OLMoE's config has 4096 positions. One that has more of them takes the same request."""
+    asked = ["--decode", "1", "--chunk", "4096", "--machine", "a100", "--technique", "gpu", "--json"]
+
+    def told(model: str, n_prompt: int) -> Result:
+        return CliRunner().invoke(app, ["cross", *asked, "--model", model, "--prompt", str(n_prompt)])
+
+    assert told("olmoe-1b-7b", 4095).exit_code == 0
+    refused = told("olmoe-1b-7b", 4096)
+    assert refused.exit_code == 2
+    assert refused.output == (
+        "error: --prompt and --decode: 4,097 tokens are more than the 4,096 that olmoe-1b-7b holds by its"
+        " config.json; ask for fewer, or give --model a config.json with more\n"
+    )
+    config = tmp_path / "config.json"
+    for n_positions, code in ((4096, 2), (8192, 0)):
+        published = PUBLISHED["OLMoE-1B-7B-0924"].config
+        config.write_text(json.dumps(published | {"max_position_embeddings": n_positions}))
+        assert told(str(config), 4096).exit_code == code
 
 
 def test_a_model_that_fits_nowhere_is_told_why_where_it_was_asked(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.errors import EngineError
+from engines.errors import EngineError, lines_of
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config, read_model_config
 from engines.model.rope import Llama3Scaling, RopeConfig
@@ -106,6 +106,62 @@ def test_note_is_read_for_the_tables() -> None:
 def test_what_the_transformer_does_not_compute_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         parse_model_config({**LLAMA, **changes}, None)
+
+
+def problems_of(raw: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(EngineError) as raised:
+        parse_model_config(raw, None)
+    return lines_of(raised.value)
+
+
+def test_all_faults_of_a_config_are_told_at_once() -> None:
+    """Sizes, a parameter of rope, an unknown key, and forms of weights."""
+    raw = PUBLISHED["Mixtral-8x7B-v0.1"].config | {
+        "hidden_size": "4096",
+        "vocab_size": -1,
+        "num_local_experts": 0,
+        "clip_qkv": 8.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": "x"},
+        "torch_dtype": "int3",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 128]},
+    }
+    found = problems_of(raw)
+    assert len(found) == 7, found
+    for fault in (
+        "config.json: 'clip_qkv' is 8.0, but MixtralForCausalLM has no such key",
+        "config.json: hidden_size must be a whole number above 0, found '4096'",
+        "config.json: vocab_size must be a whole number above 0, found -1",
+        "config.json: num_local_experts must be a whole number above 0, found 0",
+        "config.json: low_freq_factor must be a number above 0, found 'x'",
+        "config.json: dtype 'int3' not supported",
+        "config.json: weight_block_size must be rows and columns of a block, found [0, 128]",
+    ):
+        assert any(one.startswith(fault) for one in found), (fault, found)
+
+
+def test_what_hangs_on_a_wrong_value_is_no_fault_of_its_own() -> None:
+    """14 heads divide neither the family's own width nor its keys and values; 28 layers are not its own number."""
+    raw = PUBLISHED["Qwen3-0.6B"].config | {"layer_types": ["full_attention"] * 28, "num_attention_heads": 14}
+    del raw["head_dim"]
+    assert problems_of(raw | {"hidden_size": None, "num_key_value_heads": None, "num_hidden_layers": 0}) == (
+        "config.json: hidden_size must be a whole number above 0, found None",
+        "config.json: num_hidden_layers must be a whole number above 0, found 0",
+    )
+
+
+def test_faults_within_the_text_of_a_model_of_pictures_are_told_at_once() -> None:
+    raw = PUBLISHED["Llama-4-Scout-17B-16E"].config
+    wrong = raw | {"text_config": raw["text_config"] | {"num_hidden_layers": "48", "rms_norm_eps": 0}}
+    assert problems_of(wrong) == (
+        "config.json: num_hidden_layers must be a whole number above 0, found '48'",
+        "config.json: rms_norm_eps must be a number above 0, found 0",
+    )
+
+
+def test_a_config_of_thousands_of_unknown_keys_tells_twenty() -> None:
+    found = problems_of(LLAMA | {f"key_{i}": i for i in range(3000)})
+    assert len(found) == 21
+    assert found[-1] == "config.json: more may be wrong than these 20"
 
 
 def test_a_config_that_says_no_architecture_is_told_so() -> None:

@@ -236,11 +236,21 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
          "engine on-demand: quantise.dense = 'int8': olmoe-1b-7b has no dense layer and no shared expert"),
         ({"device": [GPU_NDP | {"priced_as": "olmoe-1b-7b"}]}, "device model:rtx5080-ndp: priced_as stands for"),
         ({"model": {"shape": "llama-3.2-1b", "routing": {"kind": "uniform"}}}, "model.routing: llama-3.2-1b is dense"),
+        ({"workload": [LENGTHS | {"prompt_tokens": 4096}]},
+         "workload fixed_lengths: fixed_lengths: 2 of 2 requests are longer than the model's 4096 tokens"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_one_line(changes: Raw, told: str) -> None:
     (found,) = problems(**changes)
     assert found.startswith(told)
+
+
+def test_requests_beyond_the_shapes_context_can_be_left_out() -> None:
+    """olmoe-1b-7b has 4096 positions by its config.json, as `tests.fakes.published` has it."""
+    long = {"prompt_tokens": 4096, "too_long": "skip", "label": "long"}
+    plan, _ = checked(workload=[LENGTHS, LENGTHS | long])
+    assert [cell.cell.workload for cell in plan.cells] == ["fixed_lengths"]
+    assert plan.left_out == ("long: 2 of 2 requests skipped: longer than 4096 tokens",)
 
 
 def test_the_plan_of_the_page_passes_its_check() -> None:

@@ -243,7 +243,7 @@ def config(**changes: object):  # type: ignore[no-untyped-def]
 def test_a_models_own_shape_is_its_configs() -> None:
     assert own_shape("m", config()) == ModelShape(
         name="m", n_layers=3, hidden=8, n_heads=4, n_kv_heads=2, head_dim=2, dense_width=0, n_experts=16, top_k=2,
-        expert_width=6, vocabulary=50,
+        expert_width=6, vocabulary=50, max_length=64,
     )  # fmt: skip
     assert own_shape("m", config(mlp_only_layers=[0])).dense_width == 24
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from results.records import Request
-from workloads.base import WorkloadError, n_tokens
+from workloads.base import Workload, WorkloadError, n_tokens
 
 TooLong = Literal["fail", "skip"]
 """What a plan says of requests longer than the model's context."""
@@ -61,6 +61,12 @@ def told_too_long(
             'them out with too_long = "skip"'
         )
     return (f"{len(left_out)} of {len(n_tokens_of)} {what} skipped: longer than {max_length} tokens",)
+
+
+def reasons_for_none(workload: Workload, label: str, max_length: int) -> tuple[str, ...]:
+    """Why a workload asks a model of that context nothing."""
+    reasons = workload.notes or (f"no request fits the model's {max_length} tokens",)
+    return tuple(f"{label}: {reason}" for reason in reasons)
 
 
 def told_length(length: int, most: int, too_long: TooLong, name: str) -> tuple[str, ...]:

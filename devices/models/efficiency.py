@@ -7,8 +7,8 @@ below the first point and beyond the last it stays as it is there.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 

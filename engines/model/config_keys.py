@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.errors import EngineError
-from engines.model.config_values import told
+from engines.model.config_values import ConfigError, told
 from engines.model.idle_keys import CHANGES_NO_NUMBER, is_off
 
 GPT_OSS_ROPE: Mapping[str, Any] = {
@@ -50,38 +49,40 @@ class FamilyKeys:
     ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "longrope")
 
     def stated(self, raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-        """What the config says to this family, absent keys filled in. Raises `EngineError` naming a key that it does
+        """What the config says to this family, absent keys filled in. Raises `ConfigError` naming a key that it does
         not read, or one whose value it does not compute."""
         stated = dict(self.absent)
         said_as: dict[str, str] = {}
         for name, value in raw.items():
             key = self.aliases.get(name, name)
             if key in self.only and not _is_any_of(value, self.only[key]):
-                raise EngineError(
-                    f"config.json: {name} {told(value)} not supported; this engine computes {self.only[key][0]!r}"
-                )
+                words = f"{name} {told(value)} not supported; this engine computes {self.only[key][0]!r}"
+                raise ConfigError(words, key)
             if key in self.absent:
                 if key in said_as and stated[key] != value:
-                    raise EngineError(
-                        f"config.json: {name} {told(value)} contradicts {said_as[key]} {told(stated[key])}, which "
-                        f"{architecture} takes for the same; keep the one that the model was trained with"
+                    raise ConfigError(
+                        f"{name} {told(value)} contradicts {said_as[key]} {told(stated[key])}, which {architecture}"
+                        " takes for the same; keep the one that the model was trained with",
+                        key,
                     )
                 stated[key], said_as[key] = value, name
         for name, value in raw.items():
             key = self.aliases.get(name, name)
             is_known = key in self.absent or key in self.only or self._is_harmless(key)
             if value is not None and not is_known and not is_off(key, value, stated, self.only):
-                raise EngineError(
-                    f"config.json: {told(name)} is {told(value)}, but {architecture} has no such key; it might change "
-                    "what the model computes: remove it if the model was trained without it"
+                raise ConfigError(
+                    f"{told(name)} is {told(value)}, but {architecture} has no such key; it might change what the model"
+                    " computes: remove it if the model was trained without it",
+                    name,
                 )
         if stated.get("rope_parameters", {}) is None:
             stated["rope_parameters"] = self.absent["rope_parameters"]
         model_type = raw.get("model_type")
         if model_type is not None and model_type not in self.model_types:
-            raise EngineError(
-                f"config.json: model_type {told(model_type)} does not belong to {architecture}; it should be "
-                f"{' or '.join(self.model_types)}"
+            raise ConfigError(
+                f"model_type {told(model_type)} does not belong to {architecture}; it should be"
+                f" {' or '.join(self.model_types)}",
+                "model_type",
             )
         return stated
 

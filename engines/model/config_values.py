@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from engines.errors import EngineError
@@ -13,12 +13,20 @@ LARGEST_WHOLE = 2**31 - 1
 """No number and no size of a model is beyond these; what is would only overflow, or run out of memory, further on."""
 
 
+class ConfigError(EngineError):
+    """What is wrong with one value, or between some. words: without the file. keys: of those values."""
+
+    def __init__(self, words: str, *keys: str) -> None:
+        super().__init__(f"config.json: {words}")
+        self.words, self.keys = words, keys
+
+
 def positive_number(raw: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = raw.get(key)
     if value is None and default is not None:
         return default
     if not is_number(value) or value <= 0:
-        raise EngineError(f"config.json: {key} must be a number above 0, found {told(value)}")
+        raise ConfigError(f"{key} must be a number above 0, found {told(value)}", key)
     return float(value)
 
 
@@ -32,7 +40,7 @@ def positive_whole(raw: Mapping[str, Any], key: str, default: int | None = None)
     if value is None and default is not None:
         return default
     if type(value) is not int or not 0 < value <= LARGEST_WHOLE:
-        raise EngineError(f"config.json: {key} must be a whole number above 0, found {told(value)}")
+        raise ConfigError(f"{key} must be a whole number above 0, found {told(value)}", key)
     return value
 
 
@@ -45,16 +53,18 @@ def whole(raw: Mapping[str, Any], key: str, default: int) -> int:
     """0 is allowed."""
     value = raw.get(key, default)
     if type(value) is not int or not 0 <= value <= LARGEST_WHOLE:
-        raise EngineError(f"config.json: {key} must be a whole number from 0, found {told(value)}")
+        raise ConfigError(f"{key} must be a whole number from 0, found {told(value)}", key)
     return value
 
 
-def numbers(raw: Mapping[str, Any], key: str, count: int, whose: str) -> tuple[float, ...]:
-    """whose: what has one of them each, for the message."""
+def numbers(
+    raw: Mapping[str, Any], key: str, count: int, whose: str, counted_by: Sequence[str] = ()
+) -> tuple[float, ...]:
+    """whose: what has one of them each, for the message. counted_by: keys that say how many."""
     value = raw.get(key)
     if not isinstance(value, list) or len(value) != count or not all(map(is_number, value)):
         found = f"{len(value)} values" if isinstance(value, list) else told(value)
-        raise EngineError(f"config.json: {key} must be {count} numbers, {whose}, found {found}")
+        raise ConfigError(f"{key} must be {count} numbers, {whose}, found {found}", key, *counted_by)
     return tuple(float(v) for v in value)
 
 
@@ -64,15 +74,14 @@ def wholes(raw: Mapping[str, Any], key: str) -> list[int]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(type(v) is int and 0 <= v <= LARGEST_WHOLE for v in value):
-        raise EngineError(f"config.json: {key} must be a list of whole numbers from 0, found {told(value)}")
+        raise ConfigError(f"{key} must be a list of whole numbers from 0, found {told(value)}", key)
     return value
 
 
 def per_layer(listed: Any, key: str, n_layers: int) -> list[Any]:
     if not isinstance(listed, list) or len(listed) < n_layers:
-        raise EngineError(
-            f"config.json: {key} must name {n_layers} layers, found {told(listed)}; num_hidden_layers says how many"
-        )
+        words = f"{key} must name {n_layers} layers, found {told(listed)}; num_hidden_layers says how many"
+        raise ConfigError(words, key, "num_hidden_layers")
     return listed[:n_layers]
 
 
@@ -81,7 +90,7 @@ def switch(raw: Mapping[str, Any], key: str, default: bool | None = None) -> boo
     error, for families differ in what they take it for."""
     value = raw.get(key, default)
     if not isinstance(value, bool | int):
-        raise EngineError(f"config.json: {key} must be true or false, found {told(value)}")
+        raise ConfigError(f"{key} must be true or false, found {told(value)}", key)
     return bool(value)
 
 
@@ -91,7 +100,7 @@ def table(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise EngineError(f"config.json: {key} must be an object, found {told(value)}")
+        raise ConfigError(f"{key} must be an object, found {told(value)}", key)
     return value
 
 

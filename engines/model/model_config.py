@@ -7,7 +7,7 @@ almost the right model is worth nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from engines.model.architecture import (
     Temperature,
 )
 from engines.model.architecture import ModelConfig as ModelConfig
+from engines.model.config_faults import read_whole
 from engines.model.config_keys import AROUND_TEXT, FAMILY_KEYS
 from engines.model.config_values import (
+    ConfigError,
     optional_number,
     optional_whole,
     per_layer,
@@ -62,16 +64,21 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def config_in(path: Path, raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:
     """As `parse_model_config`, of what stands in that file: errors name it."""
-    try:
-        return parse_model_config(raw, eos_token_id)
-    except EngineError as error:
-        words = str(error)
-        words = f"{path}{words.removeprefix(CONFIG_FILE)}" if words.startswith(CONFIG_FILE) else words
-        raise EngineError(words) from error
+    return parse_model_config(raw, eos_token_id, str(path))
 
 
-def parse_model_config(raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:
-    """eos_token_id: a number, a list of them or None, as files may have it."""
+def parse_model_config(raw: Mapping[str, Any], eos_token_id: object, where: str = CONFIG_FILE) -> ModelConfig:
+    """eos_token_id: a number, a list of them or None, as files may have it. Raises `EngineError` with all that is
+    wrong. where: the file, for that."""
+
+    def read(left: Mapping[str, Any], taken: Collection[str]) -> ModelConfig:
+        return _parsed(left, None if "eos_token_id" in taken else eos_token_id)
+
+    return read_whole(raw, read, {} if (name := _known_architecture(raw)) is None else FAMILY_KEYS[name].aliases, where)
+
+
+def _parsed(raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:
+    """Raises `ConfigError` with what is wrong first."""
     architecture = _architecture(raw)
     family, keys = FAMILIES[architecture], FAMILY_KEYS[architecture]
     file = raw
@@ -85,9 +92,8 @@ def parse_model_config(raw: Mapping[str, Any], eos_token_id: object) -> ModelCon
     hidden, n_heads = positive_whole(raw, "hidden_size"), positive_whole(raw, "num_attention_heads")
     n_kv_heads = positive_whole(raw, "num_key_value_heads", n_heads)
     if n_heads % n_kv_heads:
-        raise EngineError(
-            f"config.json: num_attention_heads {n_heads} is not a multiple of num_key_value_heads {n_kv_heads}"
-        )
+        words = f"num_attention_heads {n_heads} is not a multiple of num_key_value_heads {n_kv_heads}"
+        raise ConfigError(words, "num_attention_heads", "num_key_value_heads")
     n_layers, max_length = _n_layers(raw, "num_hidden_layers"), positive_whole(raw, "max_position_embeddings")
     latent = _latent(raw) if family.is_latent else None
     head_dim = _head_dim(raw, hidden, n_heads) if latent is None else latent.nope_dim + latent.rope_dim
@@ -138,40 +144,41 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _architecture(raw: Mapping[str, Any]) -> str:
+def _known_architecture(raw: Mapping[str, Any]) -> str | None:
     found = raw.get("architectures")
-    if "architectures" not in raw:
-        wrong = "is missing"
-    elif not isinstance(found, list):
-        wrong = f"must be a list of names, found {told(found)}"
-    elif len(found) != 1 or found[0] not in [*FAMILIES]:
+    return str(found[0]) if isinstance(found, list) and len(found) == 1 and found[0] in [*FAMILIES] else None
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    if (known := _known_architecture(raw)) is not None:
+        return known
+    found = raw.get("architectures")
+    if isinstance(found, list):
         wrong = f"{told(found)} not known"
     else:
-        return str(found[0])
-    raise EngineError(f"config.json: architectures {wrong}; this engine runs {', '.join(FAMILIES)}")
+        wrong = f"must be a list of names, found {told(found)}" if "architectures" in raw else "is missing"
+    raise ConfigError(f"architectures {wrong}; this engine runs {', '.join(FAMILIES)}", "architectures")
 
 
 def _n_layers(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """default: allows 0."""
     n_layers = positive_whole(raw, key) if default is None else whole(raw, key, default)
     if n_layers > MAX_LAYERS:
-        raise EngineError(f"config.json: {key} {n_layers} is more than any model has (limit {MAX_LAYERS})")
+        raise ConfigError(f"{key} {n_layers} is more than any model has (limit {MAX_LAYERS})", key)
     return n_layers
 
 
 def _head_dim(raw: Mapping[str, Any], hidden: int, n_heads: int) -> int:
     if raw.get("head_dim") is None and hidden % n_heads:
-        raise EngineError(
-            f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {n_heads}, and there is no "
-            "head_dim"
-        )
+        words = f"hidden_size {hidden} is not a multiple of num_attention_heads {n_heads}, and there is no head_dim"
+        raise ConfigError(words, "hidden_size", "num_attention_heads", "head_dim")
     return positive_whole(raw, "head_dim", hidden // n_heads)
 
 
 def _note(raw: Mapping[str, Any]) -> str | None:
     note = raw.get("joulebench_note")
     if note is not None and not isinstance(note, str):
-        raise EngineError(f"config.json: joulebench_note must be a text, found {told(note)}")
+        raise ConfigError(f"joulebench_note must be a text, found {told(note)}", "joulebench_note")
     return note
 
 
@@ -179,10 +186,12 @@ def _reject_unsupported(raw: Mapping[str, Any], family: Family) -> None:
     """Weights in a form that this engine does not read."""
     known = not table(raw, "quantization_config") or _is_mxfp4(raw, family) or _fp8_block(raw) is not None
     if not known or (_fp8_block(raw) is not None and _has_joined_tensors(family)):
-        raise EngineError(
-            f"config.json: quantization_config {told(raw['quantization_config'])} not supported; this engine reads "
-            "fp32, fp16 and bf16 weights, fp8 projections with one scale per block where each is a tensor of its own, "
-            "and mxfp4 experts where a layer's are one tensor; use such a checkpoint"
+        raise ConfigError(
+            f"quantization_config {told(raw['quantization_config'])} not supported; this engine reads fp32, fp16 and"
+            " bf16 weights, fp8 projections with one scale per block where each is a tensor of its own, and mxfp4"
+            " experts where a layer's are one tensor; use such a checkpoint",
+            "quantization_config",
+            "weight_block_size",
         )
 
 
@@ -198,7 +207,8 @@ def _fp8_block(raw: Mapping[str, Any]) -> tuple[int, int] | None:
     if quantization.get("fmt", "e4m3") != "e4m3" or not block:
         return None
     if len(block) != 2 or 0 in block:
-        raise EngineError(f"config.json: weight_block_size must be rows and columns of a block, found {block}")
+        words = f"weight_block_size must be rows and columns of a block, found {block}"
+        raise ConfigError(words, "weight_block_size")
     return block[0], block[1]
 
 
@@ -290,9 +300,8 @@ def _spans(
     if other:
         named = {key: raw[key] for key in ("sliding_window", "attention_chunk_size") if key in raw}
         size = "".join(f" with {key} {told(value)}" for key, value in named.items())
-        raise EngineError(
-            f"config.json: layer_types {other} not supported here{size}; this engine computes {list(sizes)}"
-        )
+        words = f"layer_types {other} not supported here{size}; this engine computes {list(sizes)}"
+        raise ConfigError(words, "layer_types", *named)
     return tuple(sizes[kind] for kind in kinds) if kinds is not None else (None,) * n_layers
 
 
@@ -310,14 +319,17 @@ def _moe(
     key = router.n_experts_key
     n_experts, top_k = positive_whole(raw, key), positive_whole(raw, "num_experts_per_tok")
     if top_k > n_experts:
-        raise EngineError(f"config.json: num_experts_per_tok {top_k} exceeds the {n_experts} experts")
+        raise ConfigError(f"num_experts_per_tok {top_k} exceeds the {n_experts} experts", "num_experts_per_tok", key)
     if n_experts * n_layers > MAX_EXPERTS_IN_ALL:
-        raise EngineError(
-            f"config.json: {key} {n_experts} in {n_layers} layers are more experts than any model has (limit "
-            f"{MAX_EXPERTS_IN_ALL} in all)"
+        raise ConfigError(
+            f"{key} {n_experts} in {n_layers} layers are more experts than any model has (limit {MAX_EXPERTS_IN_ALL} in"
+            " all)",
+            key,
+            "num_hidden_layers",
         )
     if router.scoring == "sparsemixer" and top_k != 2:
-        raise EngineError(f"config.json: num_experts_per_tok {top_k} not supported; sparsemixer chooses 2")
+        words = f"num_experts_per_tok {top_k} not supported; sparsemixer chooses 2"
+        raise ConfigError(words, "num_experts_per_tok")
     expert_width = positive_whole(raw, router.width_key)
     return MoeConfig(
         n_experts=n_experts,
@@ -344,10 +356,10 @@ def _router(raw: Mapping[str, Any], router: RouterFamily, n_experts: int, top_k:
     n_groups = positive_whole(raw, "n_group") if by_group else 1
     top_groups = positive_whole(raw, "topk_group") if by_group else 1
     if n_experts % n_groups or top_groups > n_groups or top_k > n_experts // n_groups * top_groups:
-        raise EngineError(
-            f"config.json: num_experts_per_tok {top_k} of {router.n_experts_key} {n_experts} cannot be chosen from "
-            f"topk_group {top_groups} of n_group "
-            f"{n_groups} equal groups"
+        raise ConfigError(
+            f"num_experts_per_tok {top_k} of {router.n_experts_key} {n_experts} cannot be chosen from topk_group"
+            f" {top_groups} of n_group {n_groups} equal groups",
+            *("num_experts_per_tok", router.n_experts_key, "topk_group", "n_group"),
         )
     normalise = switch(raw, "norm_topk_prob") if router.normalise == "config" else router.normalise
     return RouterConfig(
@@ -376,7 +388,8 @@ def _shared_experts(raw: Mapping[str, Any], router: RouterFamily, expert_width: 
 def _dtype(raw: Mapping[str, Any]) -> torch.dtype:
     name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if name not in [*DTYPES]:
-        raise EngineError(f"config.json: dtype {told(name)} not supported; this engine reads {', '.join(DTYPES)}")
+        words = f"dtype {told(name)} not supported; this engine reads {', '.join(DTYPES)}"
+        raise ConfigError(words, "dtype", "torch_dtype")
     return DTYPES[name]
 
 

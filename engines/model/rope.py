@@ -14,21 +14,31 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from engines.errors import EngineError
 from engines.model.config_keys import GPT_OSS_ROPE
-from engines.model.config_values import numbers, optional_number, positive_number, positive_whole, switch, table, told
+from engines.model.config_values import (
+    ConfigError,
+    numbers,
+    optional_number,
+    positive_number,
+    positive_whole,
+    switch,
+    table,
+    told,
+)
+
+TABLES = ("rope_parameters", "rope_scaling")
+ORIGINAL = "original_max_position_embeddings"
+OF_TURNED = ("head_dim", "hidden_size", "num_attention_heads", "partial_rotary_factor", "qk_rope_head_dim")
+"""What says how many features of a head are turned."""
 
 KEYS_OF_TYPE: dict[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", ORIGINAL}),
     "yarn": frozenset(
-        {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
-        | {"original_max_position_embeddings"}
+        {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"} | {ORIGINAL}
     ),
-    "longrope": frozenset(
-        {"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"}
-    ),
+    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor", ORIGINAL}),
 }
 KEYS_OF_TYPE["su"] = KEYS_OF_TYPE["longrope"]
 
@@ -118,25 +128,23 @@ def read_rope(
     """
     rope = rope_table(raw)
     if any(isinstance(value, Mapping) for value in rope.values()):
-        raise EngineError(
-            f"config.json: rope_parameters for each of {', '.join(rope)} not supported; this engine turns all layers "
-            "alike"
-        )
+        words = f"rope_parameters for each of {', '.join(rope)} not supported; this engine turns all layers alike"
+        raise ConfigError(words, *TABLES)
     kind = _kind(rope, kinds, gives_amplitudes)
     theta = positive_number(rope, "rope_theta", positive_number(raw, "rope_theta"))
     if theta <= 1:
-        raise EngineError(f"config.json: rope_theta {theta} must be above 1; rotary embedding turns by its powers")
+        raise ConfigError(f"rope_theta {theta} must be above 1; rotary embedding turns by its powers", "rope_theta")
     share = optional_number(rope if "partial_rotary_factor" in rope else raw, "partial_rotary_factor")
     if share not in (None, 1) and "partial_rotary_factor" not in raw:
-        raise EngineError(
-            f"config.json: partial_rotary_factor {share} not supported; this family turns all features of a head"
-        )
+        words = f"partial_rotary_factor {share} not supported; this family turns all features of a head"
+        raise ConfigError(words, "partial_rotary_factor")
     dim = int(head_dim * (1.0 if share is None else min(share, 2.0)))
     if dim % 2 or not 0 < dim <= head_dim:
-        raise EngineError(
-            f"config.json: head_dim {head_dim} and partial_rotary_factor {share} turn {dim} features of a head; rotary "
-            f"embedding turns an even number of them, 2 to {head_dim} (where there is no head_dim, it is hidden_size / "
-            "num_attention_heads; in latent attention, qk_rope_head_dim)"
+        raise ConfigError(
+            f"head_dim {head_dim} and partial_rotary_factor {share} turn {dim} features of a head; rotary embedding"
+            f" turns an even number of them, 2 to {head_dim} (where there is no head_dim, it is hidden_size /"
+            " num_attention_heads; in latent attention, qk_rope_head_dim)",
+            *OF_TURNED,
         )
     return RopeConfig(theta, dim, pairs, _scaling(kind, rope, raw, dim // 2, gives_amplitudes))
 
@@ -145,9 +153,10 @@ def rope_table(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the config says of rope, by either name."""
     rope, scaling = table(raw, "rope_parameters"), table(raw, "rope_scaling")
     if scaling and rope not in ({}, scaling, GPT_OSS_ROPE):
-        raise EngineError(
-            f"config.json: rope_scaling {told(scaling)} contradicts rope_parameters {told(rope)}; keep the one "
-            "that the model was trained with"
+        raise ConfigError(
+            f"rope_scaling {told(scaling)} contradicts rope_parameters {told(rope)}; keep the one that the model was"
+            " trained with",
+            *TABLES,
         )
     return scaling or rope
 
@@ -156,17 +165,18 @@ def _kind(rope: Mapping[str, Any], kinds: Sequence[str], gives_amplitudes: bool)
     """The type, once each parameter is known to be one of it: transformers leaves out others with a warning."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if not isinstance(kind, str) or kind not in kinds:
-        raise EngineError(
-            f"config.json: rope type {told(kind)} not supported; this engine has {', '.join(kinds)} for this family "
-            "(rope_type)"
+        raise ConfigError(
+            f"rope type {told(kind)} not supported; this engine has {', '.join(kinds)} for this family (rope_type)",
+            *TABLES,
         )
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"} | KEYS_OF_TYPE[kind]
     known |= {"short_mscale", "long_mscale"} if gives_amplitudes and kind != "default" else set()
     for key, value in rope.items():
         if key not in known and value is not None:
-            raise EngineError(
-                f"config.json: {told(key)} is {told(value)}, but rope of type {kind} (rope_type) has no such "
-                "parameter; remove it if the model was trained without it"
+            raise ConfigError(
+                f"{told(key)} is {told(value)}, but rope of type {kind} (rope_type) has no such parameter; remove it if"
+                " the model was trained without it",
+                key,
             )
     return kind
 
@@ -186,10 +196,9 @@ def _scaling(
             original_max_length=_original_length(rope, raw),
         )
         if scaling.low_freq_factor > scaling.high_freq_factor:
-            raise EngineError(
-                f"config.json: low_freq_factor {scaling.low_freq_factor} must not exceed high_freq_factor "
-                f"{scaling.high_freq_factor}"
-            )
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            words = f"low_freq_factor {low} must not exceed high_freq_factor {high}"
+            raise ConfigError(words, "low_freq_factor", "high_freq_factor")
         return scaling
     return _yarn(rope, raw) if kind == "yarn" else _long(rope, raw, n_pairs, gives_amplitudes)
 
@@ -199,14 +208,16 @@ def _original_length(rope: Mapping[str, Any], raw: Mapping[str, Any], only_insid
 
     only_inside: what stands beside them may only repeat it, for this family's code does not look there.
     """
-    key = "original_max_position_embeddings"
+    key = ORIGINAL
     own = positive_whole(raw, "max_position_embeddings")
     inside = None if rope.get(key) is None and not only_inside else positive_whole(rope, key, own)
     beside = None if raw.get(key) is None else positive_whole(raw, key)
     if inside is not None and beside is not None and inside != beside:
-        raise EngineError(
-            f"config.json: {key} is {beside}, and {inside} among the parameters of rope; keep the one that the model "
-            "was trained with"
+        raise ConfigError(
+            f"{key} is {beside}, and {inside} among the parameters of rope; keep the one that the model was trained"
+            " with",
+            key,
+            "max_position_embeddings",
         )
     return inside or beside or own
 
@@ -238,7 +249,7 @@ def yarn_amplitude(factor: float, strength: float = 1.0) -> float:
 def _long(rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int, gives_amplitudes: bool) -> LongScaling:
     original = _original_length(rope, raw, only_inside=gives_amplitudes)
     if original < 2:
-        raise EngineError(f"config.json: original_max_position_embeddings must be 2 or more, found {original}")
+        raise ConfigError(f"{ORIGINAL} must be 2 or more, found {original}", ORIGINAL, "max_position_embeddings")
     amplitude = optional_number(rope, "attention_factor")
     if amplitude is None:
         stretch = positive_number(rope, "factor", positive_whole(raw, "max_position_embeddings") / original)
@@ -246,8 +257,8 @@ def _long(rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int, gives_a
     whose = "one for each pair of turned features of a head (head_dim, or hidden_size / num_attention_heads; times "
     whose += "partial_rotary_factor)"
     return LongScaling(
-        short_factors=numbers(rope, "short_factor", n_pairs, whose),
-        long_factors=numbers(rope, "long_factor", n_pairs, whose),
+        short_factors=numbers(rope, "short_factor", n_pairs, whose, OF_TURNED),
+        long_factors=numbers(rope, "long_factor", n_pairs, whose, OF_TURNED),
         short_amplitude=positive_number(rope, "short_mscale") if gives_amplitudes else amplitude,
         long_amplitude=positive_number(rope, "long_mscale") if gives_amplitudes else amplitude,
         original_max_length=original,

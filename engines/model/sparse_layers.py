@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from engines.errors import EngineError
-from engines.model.config_values import per_layer, positive_whole, told, whole, wholes
+from engines.model.config_values import ConfigError, per_layer, positive_whole, told, whole, wholes
 
+N_LAYERS = "num_hidden_layers"
 FIRST_DENSE, FREQUENCY = "first_k_dense_replace", "moe_layer_freq"
 STEPS = ("decoder_sparse_step", "interleave_moe_layer_step")
 LISTED_DENSE, LISTED_SPARSE, KINDS = "mlp_only_layers", "moe_layers", "mlp_layer_types"
@@ -27,7 +27,7 @@ def _sparse(raw: Mapping[str, Any], n_layers: int, said: Collection[str]) -> Ite
     if raw.get(KINDS) is not None:
         kinds = per_layer(raw[KINDS], KINDS, n_layers)
         if others := [kind for kind in kinds if kind not in ("sparse", "dense")]:
-            raise EngineError(f"config.json: {KINDS} must be sparse or dense, found {told(others[0])}")
+            raise ConfigError(f"{KINDS} must be sparse or dense, found {told(others[0])}", KINDS)
         yield from (layer for layer, kind in enumerate(kinds) if kind == "sparse")
         return
     if raw.get(LISTED_SPARSE) is not None:
@@ -38,8 +38,8 @@ def _sparse(raw: Mapping[str, Any], n_layers: int, said: Collection[str]) -> Ite
     step_key = next((key for key in STEPS if key in raw), None)
     step = 1 if step_key is None else positive_whole(raw, step_key)
     for key, value in ((FIRST_DENSE, first_sparse), (FREQUENCY, frequency), (step_key, step)):
-        if key in said and value > n_layers:
-            raise EngineError(f"config.json: {key} {value} is more than num_hidden_layers {n_layers}")
+        if key is not None and key in said and value > n_layers:
+            raise ConfigError(f"{key} {value} is more than num_hidden_layers {n_layers}", key, N_LAYERS)
     dense = _own_layers(raw, LISTED_DENSE, n_layers)
     for layer in range(first_sparse, n_layers):
         if layer not in dense and layer % frequency == 0 and (layer + 1) % step == 0:
@@ -50,9 +50,8 @@ def _own_layers(raw: Mapping[str, Any], key: str, n_layers: int) -> set[int]:
     """Listed by their numbers."""
     listed = wholes(raw, key)
     if beyond := [layer for layer in listed if layer >= n_layers]:
-        raise EngineError(
-            f"config.json: {key} names layer {beyond[0]}, and num_hidden_layers {n_layers} ends at {n_layers - 1}"
-        )
+        words = f"{key} names layer {beyond[0]}, and num_hidden_layers {n_layers} ends at {n_layers - 1}"
+        raise ConfigError(words, key, N_LAYERS)
     if twice := [layer for layer, n in Counter(listed).items() if n > 1]:
-        raise EngineError(f"config.json: {key} names layer {twice[0]} more than once; name it once")
+        raise ConfigError(f"{key} names layer {twice[0]} more than once; name it once", key)
     return set(listed)

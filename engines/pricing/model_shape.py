@@ -78,6 +78,14 @@ class ModelShape:
     """None of heads with keys and values of their own."""
     bits: WeightBits | None = None
     """None: weights are as wide as activations."""
+    max_length: int | None = None
+    """Tokens of a request, prompt and answer; None: not known."""
+
+    def beyond_context(self, n_tokens: int) -> str | None:
+        """That its config holds fewer tokens than a request of so many has; None where it does not, or nobody knows."""
+        if self.max_length is None or n_tokens <= self.max_length:
+            return None
+        return f"{n_tokens:,} tokens are more than the {self.max_length:,} that {self.name} holds by its config.json"
 
     @property
     def attention_weights(self) -> int:

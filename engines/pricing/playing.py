@@ -32,7 +32,7 @@ from engines.pricing.cells import (
 from engines.pricing.counted_plans import CountedPlans
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.played import PlayedStep, dense_steps, played_steps, routing_of
-from engines.pricing.shapes import sizes_of
+from engines.pricing.shapes import ModelShape, sizes_of
 from engines.profile import Profile
 from engines.shown import Shown
 from engines.techniques.base import Technique
@@ -44,7 +44,12 @@ from results.records import NO_MODEL, Completion, Request
 NO_TOKEN = 0
 """Stands for every token: nobody knows which."""
 MOST_TOKENS = 1 << 20
-"""Of a request: a shape states no context."""
+"""Of a request, where a shape states no context."""
+
+
+def most_tokens(shape: ModelShape) -> int:
+    """Of a request, prompt and answer."""
+    return MOST_TOKENS if shape.max_length is None else min(shape.max_length, MOST_TOKENS)
 
 
 class TokenCounts(Tokenizer):
@@ -76,7 +81,6 @@ class PlayedEngine:
     """An `engines.pricing.modelled.ObservedEngine`. Request n since the last reset has the n-th sequence of the source;
     what one leaves in caches, the next finds."""
 
-    max_length = MOST_TOKENS
     needs_calibration = False
 
     def __init__(self, cell: Cell, tokenizer: Tokenizer) -> None:
@@ -86,6 +90,7 @@ class PlayedEngine:
             raise lacks
         self.tokenizer = tokenizer
         self.observer: StepObserver | None = None
+        self.max_length = most_tokens(cell.shape)
         self._cell, self._sizes = cell, sizes_of(cell.shape)
         self._technique: Technique | None = None
         if self._sizes is None:

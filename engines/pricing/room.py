@@ -109,5 +109,6 @@ def _lacking(
     return NoRoomError(
         result,
         f"{_told(n_bytes)} {what}{besides}, and {', '.join(homes)} of sheet {sheet.name}"
-        f" hold{'s' * (len(homes) == 1)} {_told(held_bytes)}; use narrower weights, more units{shorter}, or a smaller model",
+        f" hold{'s' * (len(homes) == 1)} {_told(held_bytes)}; use narrower weights, more units{shorter}, or a smaller"
+        " model",
     )

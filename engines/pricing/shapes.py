@@ -34,6 +34,7 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
         vocabulary=config.vocabulary_size,
         shared_width=moe.shared.width if moe is not None and moe.shared is not None else 0,
         ties_embedding=config.tie_embeddings,
+        max_length=config.max_length,
         latent=None
         if latent is None
         else LatentShape(latent.q_rank, latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.value_dim),

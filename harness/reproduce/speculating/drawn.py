@@ -29,6 +29,7 @@ from harness.reproduce.speculating.tpot import (
     QWEN3,
     Compared,
     Run,
+    beyond_context,
     compared,
     evaluated,
     expert_bytes_a_token,
@@ -38,7 +39,7 @@ from results.units import GIB
 
 MODELLED = (
     "Priced on the sheets of Table 3's machines, whose rates are peaks: nothing was compared with them, launches cost"
-    " nothing, and so nothing idles."
+    f" nothing, and so nothing idles. {beyond_context()}."
 )
 BUNDLED = (
     "The bundled model (four layers, 16 experts, top 2) on prompts that were held out: a trend, and no reproduction."

@@ -21,6 +21,7 @@ from harness.reproduce.speculating.tpot import (
     QWEN3_235B,
     Compared,
     Run,
+    beyond_context,
     evaluated,
     expert_bytes_a_token,
     gain_of_shares,
@@ -72,7 +73,7 @@ def gains(book: Ledger) -> Iterator[Finding]:
     )
     own = [100 * one.gain for one in of_qwen3()]
     yield Finding(
-        GAIN, Span(min(own), max(own)), "priced", PRICED,
+        GAIN, Span(min(own), max(own)), "priced", f"{PRICED}; {beyond_context()}",
         explanation=f"at 1024 tokens we have less compute to hide ({100 * of_qwen3()[0].compute_share:.1f} % where it"
         " has 8 %): the sheet's rates are peaks, which short kernels do not reach. The source saves more than it"
         " computes: of launches and waits, which it counts as idle, a part hides too, and the sheet has none",
@@ -102,14 +103,14 @@ def _of_machines(found: dict[Run, Compared]) -> str:
 def shares() -> Iterator[Finding]:
     own = of_qwen3()
     copy, compute = [100 * one.copy_share for one in own], [100 * one.compute_share for one in own]
-    token = f"{expert_bytes_a_token(MODELS[QWEN3]) / 1e9:.2f} GB a token at 31.5 GB/s"
+    token = f"{expert_bytes_a_token(MODELS[QWEN3]) / 1e9:.2f} GB a token at 31.5 GB/s; {beyond_context()}"
     yield Finding(
         COPY_SHARE, Span(min(copy), max(copy)), "priced", token,
         "Launches take no time on the sheet, so nothing idles in ours: theirs leaves up to 8 % to it, and less to"
         " copies.",
     )  # fmt: skip
     yield Finding(
-        COMPUTE_SHARE, Span(min(compute), max(compute)), "priced", PRICED,
+        COMPUTE_SHARE, Span(min(compute), max(compute)), "priced", f"{PRICED}; {beyond_context()}",
         "As 003-004: the sheet's rates are peaks. Launches would not count here: the source has them as idle.",
     )  # fmt: skip
 

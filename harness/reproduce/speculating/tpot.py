@@ -42,6 +42,13 @@ EVALUATED: Mapping[str, str] = {QWEN3: "a6000", GLM: "a6000", GPT_OSS: "a100", Q
 """Table 3: the machine of each model."""
 
 
+def beyond_context() -> str:
+    """Which models are priced with longer prompts than their config holds; the engine would refuse them."""
+    beyond = [name for name, shape in MODELS.items() if shape.beyond_context(max(LENGTHS) + N_ANSWERED) is not None]
+    held = "; ".join(f"{name}: {MODELS[name].max_length:,}" for name in beyond)
+    return f"{max(LENGTHS):,} tokens are more than a config.json holds ({held}); priced as the source ran it"
+
+
 class Run(NamedTuple):
     model: str
     machine: str
