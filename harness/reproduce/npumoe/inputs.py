@@ -170,9 +170,10 @@ def _cpu_time(mode: str) -> str:
     lacking = [places.table_6(mode, "wall s")]
     if fixed_j != qwen(mode).joules["cpu"]:  # the CPU computes attention
         lacking.insert(0, places.table_6(mode, "attention s"))
+    tell = "tells" if len(lacking) == 1 else "tell"
     return (
-        f"It is {_busy_w():.1f} W times the CPU's time, which lacks what {' and '.join(lacking)} tell: with that it is"
-        f" {fixed_j + lacking_j:.2f} J."
+        f"It is {_busy_w():.1f} W times the CPU's time, which lacks what {' and '.join(lacking)} {tell}: with that it"
+        f" is {fixed_j + lacking_j:.2f} J."
     )
 
 
