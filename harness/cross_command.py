@@ -139,8 +139,7 @@ def _asked(
     jobs: int | None,
 ) -> tuple[Question, list[Sheet], tuple[str, ...]]:
     """All problems at once."""
-    from devices.base import DeviceError
-    from devices.models.sheet import available_sheets, load_sheet
+    from devices.models.sheet import SheetError, available_sheets, load_sheet
     from engines.errors import EngineError, lines_of
     from engines.pricing.routing_specs import parse_routing, routing_of_spec
     from engines.pricing.shapes import quantised, shape_named, sizes_of
@@ -174,8 +173,8 @@ def _asked(
     for name in dict.fromkeys(machine or available_sheets()):
         try:
             sheet = load_sheet(Path(name) if name.endswith(".toml") else name)
-        except DeviceError as error:
-            problems.append(f"--machine: {error}")
+        except SheetError as error:
+            problems += [f"--machine: sheet {name}: {line}" for line in error.lines]
             continue
         if sheet != sheets.setdefault(sheet.name, sheet):
             both = f"{machines[sheet.name]!r} and {name!r}"

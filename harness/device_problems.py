@@ -43,8 +43,7 @@ def sheet_problems(device: DeviceSpec) -> tuple[str, ...]:
     try:
         sheet_of(device)
     except SheetError as error:
-        *others, last = error.problems
-        return (*others, f"{last}; {error.hint}" if error.hint else last)
+        return error.lines
     return ()
 
 

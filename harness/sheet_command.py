@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.terminal import EXIT_BAD_PLAN, AsJson, fail, print_rows
+from harness.terminal import EXIT_BAD_PLAN, AsJson, fail, fail_each, print_rows
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def sheets(
     as_json: AsJson = False,
 ) -> None:
     """List hardware sheets, show the figures of one, or write a copy to start from."""
-    from devices.base import DeviceError
-    from devices.models.sheet import available_sheets, load_sheet
+    from devices.models.sheet import SheetError, available_sheets, load_sheet
 
     if which is None:
         if out is not None:
@@ -50,8 +49,8 @@ def sheets(
     ref: SheetRef = which if which in available_sheets() else Path(which)
     try:
         sheet = load_sheet(which if not which.endswith(".toml") else ref)
-    except DeviceError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+    except SheetError as error:
+        fail_each((f"sheet {which}: {line}" for line in error.lines), EXIT_BAD_PLAN)
     if out is not None:
         _write(ref, sheet.name, out)
         return

@@ -30,10 +30,10 @@ def quantisation_of(table: Mapping[str, Any]) -> Quantisation:
     """Raises `ValueError` in one line."""
     from pydantic import ValidationError
 
+    from devices.toml_records import told
     from engines.model.quantised import Quantisation
 
     try:
         return Quantisation.model_validate(table)
     except ValidationError as error:
-        told = ((".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors())
-        raise ValueError("; ".join(": ".join(filter(None, one)) for one in told)) from error
+        raise ValueError("; ".join(told(one) for one in error.errors(include_url=False))) from error

@@ -272,6 +272,8 @@ bytes_per_s = {figure(1.0)}
     ):
         assert problem in found
     assert len(raised.value.problems) == 7
+    told = joulebench("sheets", str(tmp_path / "mine.toml")).stderr.splitlines()
+    assert [line.startswith(f"error: sheet {tmp_path / 'mine.toml'}: ") for line in told] == [True] * 7
     assert str(raised.value).endswith("; docs/sheets.md has the keys")
 
 

@@ -238,6 +238,7 @@ def test_two_processes_of_one_unit_compute_after_each_other_and_send_over_their_
     ("line", "told"),
     [
         ('stands_in = { cpu = "cpu" }', "cpu: the sheet has that unit"),
+        ('stands_in = { rank = "cpu" }', "rank: such units are numbered; name each, such as rank:0"),
         ('stands_in = { npu = "gpu" }', "npu: gpu is none of the sheet's units; name one of cpu"),
     ],
 )

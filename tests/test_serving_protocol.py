@@ -292,7 +292,7 @@ def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: P
     ("options", "words"),
     [
         (["--weights", "int7"], "--weights int7: no such form; take one of fp32, bf16"),
-        (["--weights", "{ experts = 1 }"], "--weights { experts = 1 }: experts: Input should be"),
+        (["--weights", "{ experts = 1 }"], "--weights { experts = 1 }: experts: must be"),
         (["--weights", "{ experts = "], "--weights { experts = : Invalid value"),
         (["--weights", "{ dense = 'int8' }"], "--weights { dense = 'int8' }: dense has no effect: no layer is dense"),
         (["--weights", "fp16", "--arithmetic", "int8"], 'arithmetic "int8" multiplies weights of int8'),

@@ -217,13 +217,15 @@ _FOLDER = resources.files("devices.models") / "sheets"
 
 
 class SheetError(DeviceError):
-    """A sheet that is none. problems: one line each. hint: where to read on; no problem of its own."""
+    """A sheet that is none. problems: one line each. hint: where to read on; no problem of its own. lines: both, the
+    hint behind the last problem."""
 
     def __init__(self, which: SheetRef, problems: Sequence[str], hint: str = "") -> None:
         self.problems = tuple(problems)
-        self.hint = hint
-        more = f"and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
-        super().__init__(f"sheet {which}: {'; '.join(filter(None, [*problems[:MOST_TOLD], more, hint]))}")
+        more = [f"and {len(problems) - MOST_TOLD} more"] if len(problems) > MOST_TOLD else []
+        *others, last = *problems[:MOST_TOLD], *more
+        self.lines = (*others, f"{last}; {hint}" if hint else last)
+        super().__init__(f"sheet {which}: {'; '.join(self.lines)}")
 
 
 @cache
@@ -257,29 +259,30 @@ def load_sheet(ref: SheetRef) -> Sheet:
 
 
 def _users_sheet(path: Path) -> Sheet:
+    names = []
     if path.stem in available_sheets():
-        known = f"{path.stem} is a sheet of joulebench; give the file another name, and the sheet in it the same"
-        raise SheetError(path, [known])
+        names = [f"{path.stem} is a sheet of joulebench; give the file another name, and the sheet in it the same"]
     try:
         text = read_text(path)
     except OSError as error:
-        raise SheetError(path, [f"cannot be read ({error.strerror})"]) from error
+        raise SheetError(path, [*names, f"cannot be read ({error.strerror})"]) from error
     except ValueError as error:  # no text of a sheet's size, or a path that none can be
-        raise SheetError(path, [str(error)]) from error
-    return parse_sheet(text, path.stem, path)
+        raise SheetError(path, [*names, str(error)]) from error
+    return parse_sheet(text, path.stem, path, names)
 
 
-def parse_sheet(text: str, name: str, ref: SheetRef | None = None) -> Sheet:
-    """A sheet from TOML. ref: where it stands, for the error. Raises `SheetError`."""
-    other_name: list[str] = []
+def parse_sheet(text: str, name: str, ref: SheetRef | None = None, known: Sequence[str] = ()) -> Sheet:
+    """A sheet from TOML. ref: where it stands, for the error. known: what is wrong with its name. Raises
+    `SheetError`."""
+    names = [*known]
     try:
         raw = parse_toml(text)
         called = raw.get("name")
         if isinstance(called, str) and called and called != name:
-            other_name = [f"calls itself {called[:80]!r}; name the file after it"]
+            names.append(f"calls itself {called[:80]!r}; name the file after it")
         sheet = record_of(Sheet, raw)
     except RecordError as error:
-        raise SheetError(ref or name, [*error.problems, *other_name], "docs/sheets.md has the keys") from error
-    if other_name:
-        raise SheetError(ref or name, other_name)
+        raise SheetError(ref or name, [*error.problems, *names], "docs/sheets.md has the keys") from error
+    if names:
+        raise SheetError(ref or name, names)
     return sheet

@@ -98,6 +98,8 @@ def _stand_ins(stands_in: Mapping[str, Any], known: set[str]) -> Iterator[str]:
     for one, other in stands_in.items():
         if one in known:
             yield f"{one}: the sheet has that unit; remove the line"
+        if one in NUMBERED:
+            yield f"{one}: such units are numbered; name each, such as {one}:0"
         if isinstance(other, str) and other not in known:
             yield f"{one}: {other} is none of the sheet's units; name one of {', '.join(sorted(known))}"
 
