@@ -225,7 +225,7 @@ def test_what_every_token_passes_through_needs_room_beside_the_experts() -> None
     assert price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=few)).result == "ok"
     found = price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=replace(few, vocabulary=320_000)))
     assert str(found.lacks).startswith(
-        "oom: 13.1 GiB of experts of mixtral-8x7b beside 5.31 GiB of the rest, and gpu of"
+        "oom: 13.1 GiB of experts of mixtral-8x7b beside 5.27 GiB of the rest, and gpu of"
     )
     large = price_cell(replace(cell_of("on-demand", "a6000"), shape=replace(few, vocabulary=4_000_000)))
     assert str(large.lacks).startswith("oom: 61.4 GiB of what every token of mixtral-8x7b passes through, and gpu of")

@@ -261,7 +261,7 @@ def test_what_every_token_passes_through_must_fit_too() -> None:
     assert lacks_room(["gpu"], False, sheet, few, "gpu") is None
     wide = replace(few, vocabulary=320_000)
     found = str(lacks_room(["gpu"], False, sheet, wide, "gpu"))
-    assert found.startswith("oom: 13.1 GiB of experts of mixtral-8x7b beside 5.31 GiB of the rest, and gpu of sheet")
+    assert found.startswith("oom: 13.1 GiB of experts of mixtral-8x7b beside 5.27 GiB of the rest, and gpu of sheet")
     large = replace(few, vocabulary=3_200_000)
     found = str(lacks_room(["ndp:0", "ndp:1"], True, sheet, large, "gpu"))
     assert found.startswith("oom: 49.2 GiB of what every token of mixtral-8x7b passes through, and gpu of sheet")
