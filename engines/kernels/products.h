@@ -98,7 +98,7 @@ inline void multiply_all(const Product* products, int n_products, const float* x
   if (n_tokens <= kMaxTokens) return narrow_products(products, n_products, x, n_tokens, n_threads);
   const auto is_like_first = [&](const Product& p) {  // and takes the same packed input
     const Matrix &m = *p.matrix, &first = *products[0].matrix;
-    return m.arithmetic == first.arithmetic && is_by_bytes(m) == is_by_bytes(first);
+    return m.arithmetic == first.arithmetic && rounded_to(m) == rounded_to(first);
   };
   const int n = int(std::find_if_not(products, products + n_products, is_like_first) - products);
   wide_products(products, n, x, n_tokens, n_threads);

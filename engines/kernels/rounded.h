@@ -53,16 +53,19 @@ inline wN add_products(wN start, ubN u, bN s) {
 #endif
 #endif
 
-// Nibbles without VNNI: two products a half of a lane, in 16 bits. Eight such sums are 30480 at most.
+// Without VNNI. Nibbles: two products a half of a lane, in 16 bits; eight such sums are 30480 at most. Bytes, of which two
+// products fill 16 bits already: two halves of a lane, each of which holds one byte, in 32 bits.
 #if defined(JOULEBENCH_AVX2) && !defined(JOULEBENCH_VNNI)
 inline w8 add_word_pairs(w8 start, w8 u, w8 s) {
   return (w8)_mm256_add_epi16((__m256i)start, _mm256_maddubs_epi16((__m256i)u, (__m256i)s));
 }
+inline w8 add_half_products(w8 start, w8 a, w8 b) { return start + (w8)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
 inline w8 with_pairs(w8 start, w8 pairs) { return start + (w8)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
 #if defined(JOULEBENCH_AVX512)
 inline wN add_word_pairs(wN start, wN u, wN s) {
   return (wN)_mm512_add_epi16((__m512i)start, _mm512_maddubs_epi16((__m512i)u, (__m512i)s));
 }
+inline wN add_half_products(wN start, wN a, wN b) { return start + (wN)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
 inline wN with_pairs(wN start, wN pairs) { return start + (wN)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1)); }
 #endif
 constexpr bool kAddsPairs = true;
@@ -82,7 +85,7 @@ constexpr bool kMultipliesBytes = true;
 constexpr int kRaisedBy = 128;
 inline wN add_signed_products(wN start, bN weight, bN x) { return add_products(start, (ubN)weight ^ 0x80, x); }
 #else
-constexpr bool kMultipliesBytes = false;  // no faster than floats; nibbles are, where pairs are added in 16 bits
+constexpr bool kMultipliesBytes = false;
 constexpr int kRaisedBy = 0;
 inline wN add_signed_products(wN start, bN weight, bN x) {
 #if defined(JOULEBENCH_AVX512)

@@ -62,6 +62,18 @@ __attribute__((always_inline)) inline V in_register(V value) {
   return value;
 }
 
+// A sum of whole numbers, as it stands: GCC 12 adds them in an order of its own, makes all products first for that, and
+// keeps these in memory.
+template <class V>
+__attribute__((always_inline)) inline V in_turn(V sum) {
+#if defined(JOULEBENCH_AVX512)
+  asm("" : "+v"(sum));
+#elif defined(JOULEBENCH_AVX2)
+  asm("" : "+x"(sum));
+#endif
+  return sum;
+}
+
 #ifdef JOULEBENCH_NEON
 inline f8 both(float32x4_t low, float32x4_t high) {
   return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);

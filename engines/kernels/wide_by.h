@@ -10,7 +10,7 @@
 inline void ready_panel(int64_t panel, int64_t n, const Matrix& of, float* packed) {
   const int lanes = lanes_of(n, panel);
   float* one = packed + panel * kPanel * of.columns;
-  if (of.arithmetic == kByInt8) round_panel(of.columns, lanes, is_by_bytes(of), one);
+  if (of.arithmetic == kByInt8) round_panel(of.columns, lanes, rounded_to(of), one);
   if (is_by_pairs(of)) pair_panel(of.columns, lanes, one);
 }
 
@@ -32,8 +32,11 @@ inline void pack_ready(int64_t panel, int64_t n, const Matrix& of, const F& row_
     pack(panel, n, words, row, one);
   };
   if (is_by_pairs(of)) return pack_rows(prepare_pairs, (columns + 1) / 2, pairs_stride(columns));
-  const int64_t rounded = n_pieces(columns, kRoundedColumns) * kRoundedFloats;
-  if (is_by_bytes(of)) return pack_rows(round_row, rounded, rounded);
+  const RoundedTo kind = rounded_to(of);
+  if (kind != RoundedTo::kFloats) {
+    const int64_t words = n_pieces(columns, kRoundedColumns) * floats_of(kind);
+    return pack_rows(kind == RoundedTo::kBytes ? round_row_to_bytes : round_row_to_halves, words, words);
+  }
   pack(panel, n, columns, row_of, one);
   ready_panel(panel, n, of, packed);
 }
@@ -45,6 +48,14 @@ inline void multiply_group_by(int n_rows, int64_t columns, const TokenBlock& blo
 #ifdef JOULEBENCH_BF16
   if (is_by_pairs(first)) return multiply_group<PairTile>(n_rows, columns, block, row_at, results);
 #endif
-  if (is_by_bytes(first)) return multiply_group<ByteTile>(n_rows, columns, block, row_at, results);
+  const RoundedTo kind = rounded_to(first);
+  if constexpr (kAddsPairs)
+    if (kind == RoundedTo::kHalves)
+      return multiply_group<WordTile<Weights::kHalves>>(n_rows, columns, block, row_at, results);
+  if constexpr (!kAddsPairs)
+    if (kind == RoundedTo::kBytes && first.format == kInt8)
+      return multiply_group<WordTile<Weights::kBytes>>(n_rows, columns, block, row_at, results);
+  if (kind == RoundedTo::kBytes)
+    return multiply_group<WordTile<Weights::kNibbles>>(n_rows, columns, block, row_at, results);
   multiply_group<FloatTile>(n_rows, columns, block, row_at, results);
 }
