@@ -1,7 +1,8 @@
 """CPU time: how much of it a machine had, how much was busy, and how much of that was ours.
 
-A container or `taskset` leaves a process some of a machine's CPUs. What happens on the others disturbs it little and is
-no business of its own, so only the CPUs that this process may use are counted. A quota of CPU time (cgroup's cpu.max)
+A container or `taskset` leaves a process some of a machine's CPUs. What happens on the others disturbs its times little,
+so only the CPUs that this process may use are counted. But a meter of the whole package has the joules of all of them:
+beside one, those of the machine are counted too. A quota of CPU time (cgroup's cpu.max)
 takes none of them away: there the time that others use still is time that we do not get.
 """
 
@@ -29,18 +30,24 @@ def usable_cpus() -> frozenset[int] | None:
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
-def host_cpu_seconds(cpus: Collection[int] | None = None) -> CpuSeconds:
+def host_cpu_seconds(cpus: Collection[int] | None = None, with_machine: bool = False) -> CpuSeconds:
     """CPU time of these CPUs (None: of all) since boot, and of this process with its children, running or finished.
+    with_machine: also of all CPUs, where these are not all.
 
     Time that the hypervisor gave to other machines (steal) counts as busy for others: it was taken from us.
     """
-    busy_s, available_s = parse_cpu_seconds(PROC_STAT.read_text(), cpus) if PROC_STAT.is_file() else _of_all_cpus()
+    stat = PROC_STAT.read_text() if PROC_STAT.is_file() else None
+    busy_s, available_s = _of_all_cpus() if stat is None else parse_cpu_seconds(stat, cpus)
+    machine: dict[str, float] = {}
+    if with_machine and stat is not None and cpus is not None and (n_cpus(stat) > len(cpus)):
+        machine = dict(zip(("machine_busy_s", "machine_available_s"), parse_cpu_seconds(stat), strict=True))
     me = psutil.Process()
     children_s = _children_s(me) + (_running_children_s(me) if _has_children() else 0.0)
     return CpuSeconds(
         busy_s=busy_s,
         ours_s=time.process_time() + children_s + _working.seconds(descendants=False),
         available_s=available_s,
+        **machine,
     )
 
 
@@ -142,6 +149,11 @@ def parse_cpu_seconds(stat: str, cpus: Collection[int] | None = None) -> tuple[f
     ticks = [[int(t) for t in line.split()[1:9]] for line in stat.splitlines() if line.partition(" ")[0] in names]
     available = sum(map(sum, ticks))
     return (available - sum(t[3] + t[4] for t in ticks)) / TICKS_PER_S, available / TICKS_PER_S
+
+
+def n_cpus(stat: str) -> int:
+    """Lines of single CPUs in /proc/stat."""
+    return sum(line.startswith("cpu") and not line.startswith("cpu ") for line in stat.splitlines())
 
 
 def _of_all_cpus() -> tuple[float, float]:

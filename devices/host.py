@@ -144,11 +144,17 @@ class Host:
         return peak_memory()
 
     def cpu_seconds(self) -> CpuSeconds | None:
-        """Of the CPUs that this process might use when the host was made."""
-        return host_cpu_seconds(self._cpus)
+        """Of the CPUs that this process might use when the host was made; of all of them, where a meter sees them all."""
+        return host_cpu_seconds(self._cpus, with_machine=any(map(_sees_all_cpus, self.meters)))
 
     def close(self) -> None:
         for meter in self.meters:
             meter.close()
         self.meters.clear()
         self._cycles.close()
+
+
+def _sees_all_cpus(meter: Meter) -> bool:
+    """A package, a board or a battery draws for every process on it; a model counts our own CPU time."""
+    is_measured = meter.method not in ("modelled", "replayed")
+    return is_measured and any(channel.computes == "cpu" for channel in meter.channels)

@@ -30,7 +30,7 @@ from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
 from harness.session import running_meters
 from harness.untried import untried_checks
-from results.cpu_time import CpuSeconds
+from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import energy_of_spans
 from results.energy import MIN_UPDATES
 from results.environments import Conditions
@@ -307,11 +307,11 @@ def _phone_checks(conditions: Sequence[Conditions]) -> Iterator[Check]:
 
 def _cpu_checks(idle_cpu: tuple[CpuSeconds | None, CpuSeconds | None], seconds: float) -> Iterator[Check]:
     before, after = idle_cpu
-    if before is None or after is None or after.available_s <= before.available_s:
+    foreign = foreign_share(before, after)
+    if foreign is None or before is None or after is None:
         yield Check(name="other processes", ok=None, found="the CPU time of others cannot be read here")
         return
     ours_s = after.ours_s - before.ours_s
-    foreign = max(0.0, after.busy_s - before.busy_s - ours_s) / (after.available_s - before.available_s)
     quiet = foreign <= MAX_IDLE_FOREIGN_SHARE
     yield Check(
         name="other processes",

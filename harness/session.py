@@ -68,6 +68,10 @@ NO_MEMORY_OF_SERVER = PeakMemory(None, "peak memory: a server computed, and its 
 NO_MEMORY_OF_PROGRAM = PeakMemory(None, "peak memory: a program computed that was started for each request")
 NO_MEMORY = PeakMemory(None, "peak memory: this device does not tell it")
 PROC = Path("/proc")
+BUSY_IDLE = (
+    "idle before or after a window: other processes took more of the CPU than protocol.max_foreign_cpu_share; idle power"
+    " has theirs in it, and net joules are too low"
+)
 CPU_TICK_S = 0.01
 """Linux counts the CPU time of a machine in ticks (USER_HZ)."""
 
@@ -155,7 +159,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             " put both on one device in the plan"
         )
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    before, raw_before, states_before = _idle(arm, protocol.idle_s)
+    before, raw_before, states_before, was_busy = _idle(arm, protocol)
     warmup = at_once(arm.requests[: protocol.warmup])
     serve(arm.engine, arm.clock, warmup, arm.clock.now_s(), unheard, arm.max_batch)
     arm.engine.take_counters()
@@ -171,7 +175,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         window = _measure(arm)
     counters, heat, road = arm.engine.take_counters(), _heat(arm.engine), _road(arm.engine)
     placement = _placement(arm.engine)
-    after, raw_after, states_after = _idle(arm, protocol.idle_s)
+    after, raw_after, states_after, is_busy = _idle(arm, protocol)
     lost = lost_cores(road) if road is not None else ()
     conditions = [*states_before, *states, *states_after]
     scores, not_scored = _scores(arm, window.completions)
@@ -222,6 +226,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *arm.unmeasured.notes,
             *remarks_on(energies.readings),
             *lost,
+            *((BUSY_IDLE,) if was_busy or is_busy else ()),
             *arm.gate.faults,
             *arm.gate.notes,
             *_remarks(arm.engine),
@@ -375,28 +380,43 @@ def raw_traces(meters: Sequence[Meter]) -> list[PowerTrace]:
     return [trace for meter in meters if isinstance(meter, KeepsRaw) for trace in meter.raw_traces()]
 
 
-def _idle(arm: PreparedCell, idle_s: float) -> tuple[list[PowerTrace], list[PowerTrace], list[Conditions]]:
-    """(traces, raw traces, states) of the machine doing nothing for us. What disturbs it makes net energy wrong."""
-    if idle_s <= 0:
-        return [], [], []
-    with watched(arm.device) as states, running_meters(arm.device.meters) as traces:
-        arm.clock.sleep_until_s(arm.clock.now_s() + idle_s)
-    return traces, raw_traces(arm.device.meters), states
+class _Idle(NamedTuple):
+    """is_busy: whether others took too much of the CPU for its power to be that of this machine at rest."""
+
+    traces: list[PowerTrace]
+    raw: list[PowerTrace]
+    states: list[Conditions]
+    is_busy: bool = False
+
+
+def _idle(arm: PreparedCell, protocol: TrialProtocol) -> _Idle:
+    """The machine doing nothing for us. What disturbs it makes net energy wrong."""
+    if protocol.idle_s <= 0:
+        return _Idle([], [], [])
+    device = arm.device
+    cpu_before = device.cpu_seconds()
+    with watched(device) as states, running_meters(device.meters) as traces:
+        arm.clock.sleep_until_s(arm.clock.now_s() + protocol.idle_s)
+    cpu_after = device.cpu_seconds()
+    # A model counts our CPU time alone.
+    is_felt = any(meter.method not in ("modelled", "replayed") for meter in device.meters)
+    is_busy = is_felt and _is_contended(cpu_before, cpu_after, protocol.max_foreign_cpu_share)
+    return _Idle(traces, raw_traces(device.meters), states, is_busy)
 
 
 def _marks(
     conditions: Sequence[Conditions], meters: Sequence[Meter], window: _Window, max_foreign_cpu_share: float
 ) -> tuple[str, ...]:
-    marks = []
-    before, after = window.cpu_before, window.cpu_after
+    is_contended = _is_contended(window.cpu_before, window.cpu_after, max_foreign_cpu_share)
+    return (*((CONTENDED,) if is_contended else ()), *window_marks(conditions, meters))
+
+
+def _is_contended(before: CpuSeconds | None, after: CpuSeconds | None, max_foreign_cpu_share: float) -> bool:
     share = foreign_share(before, after)
-    if share is not None and before is not None and after is not None:
-        # The share lies between two counts, each of them up to a tick off: less than that above the limit says nothing.
-        step = CPU_TICK_S / (after.available_s - before.available_s)
-        if share > max_foreign_cpu_share + 2 * step:
-            marks.append(CONTENDED)
-    marks += window_marks(conditions, meters)
-    return tuple(marks)
+    if share is None or before is None or after is None:
+        return False
+    # The share lies between two counts, each of them up to a tick off: less than that above the limit says nothing.
+    return share > max_foreign_cpu_share + 2 * CPU_TICK_S / (after.available_s - before.available_s)
 
 
 def window_marks(conditions: Sequence[Conditions], meters: Sequence[Meter]) -> list[str]:

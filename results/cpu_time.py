@@ -28,19 +28,29 @@ CPU_TIME: Final = "cpu, seconds of CPU time"
 
 
 class CpuSeconds(Record):
-    """CPU time of a whole machine: busy, busy for us, and all there was (cores x time)."""
+    """CPU time of the CPUs that a process may use: busy, busy for us, and all there was (cores x time). machine: of all
+    CPUs, where a meter sees what we may not use, too."""
 
     busy_s: float
     ours_s: float
     available_s: float
+    machine_busy_s: float | None = None
+    machine_available_s: float | None = None
 
 
 def foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:
-    """Busy CPU time that was not ours, over all the CPU time there was; None where it was not read."""
+    """Busy CPU time that was not ours, over all the CPU time there was; None where it was not read. Of the CPUs that we
+    may use and of the machine the larger share: one disturbs times, the other joules."""
     if before is None or after is None or after.available_s <= before.available_s:
         return None
-    foreign_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
-    return min(1.0, max(0.0, foreign_s / (after.available_s - before.available_s)))
+    ours_s = after.ours_s - before.ours_s
+    shares = [(after.busy_s - before.busy_s - ours_s) / (after.available_s - before.available_s)]
+    edges = (before.machine_busy_s, after.machine_busy_s, before.machine_available_s, after.machine_available_s)
+    if None not in edges:
+        busy, busy_then, available, available_then = (edge or 0.0 for edge in edges)
+        if available_then > available:
+            shares.append((busy_then - busy - ours_s) / (available_then - available))
+    return min(1.0, max(0.0, *shares))
 
 
 class WattsSheet(Record):

@@ -113,6 +113,23 @@ def test_a_trial_that_is_disturbed_every_time_stands_marked_and_in_no_mean(tmp_p
     assert "(contended)" in summary(data)["reason"][0]
 
 
+def test_a_neighbour_in_the_idle_time_is_told_where_a_meter_feels_it(tmp_path: Path) -> None:
+    """Idle, window, idle: the net joules of the first trial are of a machine that was not idle."""
+    words = "idle power has theirs in it, and net joules are too low"
+    found = {}
+    for name, shares, method in (
+        ("before", (0.5, 0.0, 0.0), "counter"), ("after", (0.0, 0.0, 0.5), "counter"),
+        ("window", (0.0, 0.1, 0.0), "counter"), ("model", (0.5, 0.0, 0.5), "modelled"),
+    ):  # fmt: skip
+        bench = shared(*shares)
+        for meter in bench.fake_device.meters:
+            meter.method = method
+        data, (trial,), _ = run(bench, tmp_path / name, idle_s=1.0)
+        assert trial.marks == ()
+        found[name] = any(words in note for note in trial.notes) and words in html_text(data)
+    assert found == {"before": True, "after": True, "window": False, "model": False}
+
+
 def test_a_run_of_which_nothing_can_be_used_says_so_early_and_once(tmp_path: Path) -> None:
     _, trials, log = run(shared(0.5, 0.7, 0.6, 0.5), tmp_path / "run", repeats=4, contention_retries=0)
     assert [t.marks for t in trials] == [("contended",)] * 4

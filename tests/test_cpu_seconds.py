@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from devices import cpu_seconds
 from devices.cpu_seconds import host_cpu_seconds, parse_cpu_seconds, usable_cpus
-from results.cpu_time import CpuSeconds
+from results.cpu_time import CpuSeconds, foreign_share
 from tests.fakes.strangers import busy_stranger
 
 CPUS = os.sched_getaffinity(0)
@@ -41,6 +43,31 @@ def test_only_the_cpus_that_we_may_use_are_counted(
     cpus: set[int] | None, busy_ticks: int, available_ticks: int
 ) -> None:
     assert parse_cpu_seconds(STAT, cpus) == pytest.approx((busy_ticks / 100, available_ticks / 100))
+
+
+def test_all_cpus_are_counted_too_where_a_meter_sees_them_and_we_may_not_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text(STAT)
+    monkeypatch.setattr(cpu_seconds, "PROC_STAT", stat)
+    bound = host_cpu_seconds({1}, with_machine=True)
+    assert (bound.busy_s, bound.available_s) == (0.0, 5.0)
+    assert (bound.machine_busy_s, bound.machine_available_s) == (1.3, 13.7)
+    for whole in (host_cpu_seconds({0, 1, 10}, with_machine=True), host_cpu_seconds({1})):
+        assert (whole.machine_busy_s, whole.machine_available_s) == (None, None)
+
+
+def test_the_share_of_others_is_the_larger_of_our_cpus_and_of_the_machine() -> None:
+    """One second on two of eight CPUs: we took one, and others 0.2 of ours; elsewhere they took 4 of 6."""
+    before = CpuSeconds(busy_s=10.0, ours_s=5.0, available_s=100.0, machine_busy_s=50.0, machine_available_s=400.0)
+    ours_alone = before.model_copy(update={"busy_s": 11.2, "ours_s": 6.0, "available_s": 102.0})
+    beside = ours_alone.model_copy(update={"machine_busy_s": 55.2, "machine_available_s": 408.0})
+    quiet = ours_alone.model_copy(update={"machine_busy_s": 51.2, "machine_available_s": 408.0})
+    assert foreign_share(before, beside) == pytest.approx(4.2 / 8)
+    assert foreign_share(before, quiet) == pytest.approx(0.2 / 2)
+    without = before.model_copy(update={"machine_busy_s": None, "machine_available_s": None})
+    assert foreign_share(without, beside) == pytest.approx(0.2 / 2)
 
 
 def test_a_process_that_is_bound_to_one_cpu_counts_the_time_of_one() -> None:

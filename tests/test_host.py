@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from devices import cpu_seconds
 from devices.base import Channel, DeviceError, Meter, MeterUnavailableError
 from devices.clock import MonotonicClock
 from devices.conditions import cpu_throttle_events, host_conditions, host_environment
@@ -243,3 +244,23 @@ def test_conditions_hold_what_can_be_read_and_none_for_the_rest() -> None:
     assert conditions.throttled is None
     for figure in (conditions.cpu_frequency_mhz, conditions.temperature_c):
         assert figure is None or figure > 0
+
+
+def test_beside_a_counter_of_the_package_all_cpus_count_and_beside_a_model_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  80 0 0 120 0 0 0 0\ncpu0 5 0 0 95 0 0 0 0\ncpu1 75 0 0 25 0 0 0 0\n")
+    monkeypatch.setattr(cpu_seconds, "PROC_STAT", stat)
+    monkeypatch.setattr("devices.host.usable_cpus", lambda: frozenset({0}))
+    tree = Powercap(tmp_path / "powercap")
+    tree.add("intel-rapl:0", "package-0", 30.0)
+    with tree:
+        found = {}
+        for meter in ("rapl", "modelled"):
+            machine = host(tree.root, meter)
+            machine.open()
+            found[meter] = machine.cpu_seconds()
+            machine.close()
+    told = {name: one and (one.busy_s, one.machine_busy_s, one.machine_available_s) for name, one in found.items()}
+    assert told == {"rapl": (0.05, 0.8, 2.0), "modelled": (0.05, None, None)}
