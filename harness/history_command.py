@@ -159,12 +159,11 @@ def _print(found: History, runs: Sequence[RunPoint]) -> None:
 
 
 def _settings_told(found: History, runs: Sequence[RunPoint]) -> Iterator[str]:
-    from results.history.settings import settings_changed
+    from results.history.rests import otherwise_than_before
 
-    changed = settings_changed(found.runs)
+    changed = otherwise_than_before(found.runs)
     for run in runs:
-        for arm, before, words in changed.get(run.folder, ()):
-            yield f"{run.folder}: {arm} is set otherwise than in {before}: {words}"
+        yield from (f"{run.folder}: {one.sentence}" for one in changed.get(run.folder, ()))
 
 
 def _row(run: RunPoint, baselines: Sequence[str]) -> tuple[str, ...]:

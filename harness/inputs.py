@@ -31,24 +31,16 @@ from harness.played_parts import played_files
 from harness.run_parts import RunParts
 from harness.schema import EngineSpec
 from harness.state import state_folder
+from harness.variables import is_setting
 from results.file_state import file_state
-from results.runs import HARDWARE_SHEET, SHA256, Input
+from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, Input
 
-SETTINGS = ("JOULEBENCH_KERNEL_FLAGS", "NVIDIA_TF32_OVERRIDE", "PYTHONMALLOC", "PYTHONOPTIMIZE",
-            "PYTHONDEVMODE", "VECLIB_MAXIMUM_THREADS", "GLIBC_TUNABLES", "_RJEM_MALLOC_CONF")  # fmt: skip
-SETTING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_", "OPENBLAS_", "GOTO_", "BLIS_", "ATEN_",
-                    "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "MALLOC_", "MIMALLOC_", "TCMALLOC_",
-                    "LD_")  # fmt: skip
-"""Environment variables that choose threads, their places, the instructions that libraries use, or how memory is given
-out."""
 SCHEDULERS = {
     getattr(os, name): name for name in ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
     if hasattr(os, name)
 }  # fmt: skip
 MOST_TOLD = 4
 DIGITS = 12
-OWN_CODE = "joulebench's own code"
-OF_PROFILE = " of profile "
 
 
 def inputs_of(plan: Plan, run_parts: RunParts) -> tuple[Input, ...]:
@@ -100,7 +92,7 @@ def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
             own = decisive_files(source)
         except EngineError:
             continue  # its trials fail, and say why
-        seen |= {f"{path.name} of model {source}": path for path in own}
+        seen |= {f"{path.name}{OF_MODEL}{source}": path for path in own}
     for device in {c.device.name: c.device for c in plan.cells}.values():
         if isinstance(device, ModelledSpec):
             seen[sheet_input(device)] = sheet_path(device.sheet_ref)
@@ -122,7 +114,7 @@ def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
 
 
 def _settings() -> Iterator[Input]:
-    names = sorted(name for name in os.environ if name in SETTINGS or name.startswith(SETTING_PREFIXES))
+    names = sorted(filter(is_setting, os.environ))
     yield from (Input(name=name, value=os.environ[name]) for name in names)
     cpus = usable_cpus()
     if cpus is not None:

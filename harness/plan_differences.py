@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.inputs import OF_PROFILE, OWN_CODE, changes, told_changes
+from harness.inputs import changes, told_changes
 from harness.plan import Plan
 from harness.plan_values import shown
-from results.runs import Input, RunInfo
+from results.runs import OF_PROFILE, OWN_CODE, Input, RunInfo
 
 ABSENT = object()
 IN_NO_HASH = ("name", "baseline", "schema", "table")

@@ -16,6 +16,11 @@ from results.trials import Trial
 
 HARDWARE_SHEET = "hardware sheet "
 """Of a modelled device's: before its name, in the name of the input."""
+OWN_CODE = "joulebench's own code"
+"""Of an input: all that computes figures."""
+OF_MODEL = " of model "
+OF_PROFILE = " of profile "
+"""Behind the name of a file: before the model, or the profile's folder, in the name of the input."""
 SHA256 = "sha256:"
 """Before the digest, in an input's value."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from results.database import transaction
 from results.environments import Environment
 from results.records import Cell, Score
-from results.runs import RunInfo
+from results.runs import Input, RunInfo
 from results.sealed_rows import insert
 from results.store import NO_TRACE_FILE, Store
 from results.trials import Trial
@@ -45,15 +45,18 @@ def write_run(
     day: int = 0,
     environment: Environment = ENVIRONMENT,
     name: str = "nightly",
+    inputs: Mapping[str, str] | None = None,
+    protocol: Mapping[str, Any] | None = None,
 ) -> Path:
     devices = dict.fromkeys(one.device for one in cells)
     info = RunInfo(
         run_id=f"{folder.name}-id",
         name=name,
         created_at=(START + timedelta(days=day)).isoformat(),
-        plan={"name": name},
+        plan={"name": name} | ({"protocol": dict(protocol)} if protocol else {}),
         plan_hash="0",
         environments=dict.fromkeys(devices, environment),
+        inputs=tuple(Input(name=key, value=value) for key, value in (inputs or {}).items()),
     )
     with Store.create(folder, info, cells) as store, transaction(store._connection) as db:
         for i, one in enumerate(trials):
@@ -75,9 +78,10 @@ def write_history(
     machine: Callable[[int], float] = lambda day: 1.0,
     environments: Mapping[int, Environment] | None = None,
     settings: Callable[[int, str], dict[str, Any]] = lambda day, arm: {},
+    inputs: Callable[[int], dict[str, str]] = lambda day: {},
 ) -> list[Path]:
     """level: seconds of a request by run and arm. noise: relative, of a run. within: of a repeat. machine: what all
-    arms of a run share. settings: of the plan, by run and arm."""
+    arms of a run share. settings: of the plan, by run and arm. inputs: what a run rests on."""
     rng = np.random.default_rng(seed)
     folders = []
     for day in range(n_runs):
@@ -92,5 +96,5 @@ def write_history(
                 e2e_s = mean_s * (1 + within * rng.standard_normal())
                 trials.append(made_trial(one.cell_id, repeat, e2e_s, energy_j=4 * e2e_s))
         environment = (environments or {}).get(day, ENVIRONMENT)
-        folders.append(write_run(directory / f"run{day:03d}", cells, trials, day, environment))
+        folders.append(write_run(directory / f"run{day:03d}", cells, trials, day, environment, inputs=inputs(day)))
     return folders

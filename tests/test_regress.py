@@ -147,6 +147,18 @@ def test_an_arm_that_was_set_otherwise_is_not_judged_without_a_word(tmp_path: Pa
     assert (table["b"], math.isnan(table["a"])) == ("run014: arithmetic not set → int8", True)
 
 
+def test_weights_that_were_replaced_under_their_name_are_not_judged_without_a_word(tmp_path: Path) -> None:
+    name = "model.safetensors of model tiny-moe"
+    write_history(
+        tmp_path, 24, slower(2, 14), arms=("a", "b"),
+        inputs=lambda day: {name: f"sha256:{'7' * 64}" if day >= 14 else f"sha256:{'1' * 64}"},
+    )  # fmt: skip
+    told = f"run014: {name} sha256 {'1' * 12} → sha256 {'7' * 12}"
+    assert {arm: one.settings_changed for arm, one in judged(tmp_path).items()} == {"a": (told,), "b": (told,)}
+    listed = joulebench("history", str(tmp_path)).stdout.splitlines()
+    assert listed[-1] == told.replace("run014: ", "run014: a, b are set otherwise than in run013: ")
+
+
 def test_what_an_arm_was_set_to_before_the_baseline_is_not_told(tmp_path: Path) -> None:
     write_history(tmp_path, 12, slower(0, 0), arms=("a", "b"), settings=narrower_since(4, "b"))
     with open_history(tmp_path) as found:

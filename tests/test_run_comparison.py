@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,10 @@ from harness import compare_command
 from results.environments import Environment
 from results.history.compared import Compared
 from results.history.comparison import CompareError, Comparison, RunTold, Side, compare, told_of
+from results.history.rests import changed_rests, rests_of
+from results.history.settings import Settings
 from results.history.unlike import What
+from results.runs import OWN_CODE
 from results.store import Store
 from tests.command import joulebench
 from tests.histories import made_trial, write_run
@@ -244,6 +247,45 @@ def test_a_technique_that_was_set_otherwise_is_told_of_one_arm_and_not_of_two(tm
     assert told("other") == ["reference: the plan's settings differ: technique tiers → dropless."]
     assert told("before") == []
     assert told("arm", arm_a="reference", arm_b="two") == []
+
+
+def test_files_variables_and_protocol_that_differ_are_told_and_a_file_that_moved_is_the_same(tmp_path: Path) -> None:
+    def of(name: str, protocol: Mapping[str, object] | None = None, **inputs: str) -> Path:
+        own = {
+            "model.safetensors of model m": "sha256:" + "a" * 64,
+            "model.safetensors of model n": "sha256:" + "a" * 64,
+            "data file /here/items.jsonl": "sha256:" + "b" * 64,
+            OWN_CODE: "sha256:" + "c" * 64,
+        } | inputs
+        cells = [cell("c1", model="m"), cell("c2", model="n", engine="other")]
+        trials = [made_trial(one.cell_id, 0, 1.0) for one in cells]
+        return write_run(tmp_path / name, cells, trials, inputs=own, protocol=protocol)
+
+    first = of("a")
+
+    def told(second: Path) -> list[str]:
+        return [note for note in between(first, second).notes if "differ:" in note or "The code" in note]
+
+    assert told(of("same")) == []
+    assert told(of("weights", **{"model.safetensors of model m": "sha256:" + "d" * 64})) == [
+        "reference: files, variables or protocol differ: model.safetensors of model m sha256 aaaaaaaaaaaa →"
+        " sha256 dddddddddddd."
+    ]
+    assert told(of("variable", protocol={"warmup": 0, "repeats": 9}, OMP_NUM_THREADS="1")) == [
+        "reference, other: files, variables or protocol differ: OMP_NUM_THREADS not set → 1,"
+        " protocol.warmup not set → 0."
+    ]
+    assert told(of("code", **{OWN_CODE: "sha256:" + "d" * 64})) == [
+        f"The code of joulebench differs, though both call it {ENVIRONMENT.joulebench}."
+    ]
+    with Store.view(first) as store:
+        info = store.info()
+    elsewhere = {
+        one.name.replace("/here/", "/there/"): one.value for one in info.inputs if one.name.startswith("data file")
+    }
+    rests = rests_of(info)
+    moved = {name: value for name, value in rests.items() if "/here/" not in name} | elsewhere
+    assert changed_rests(rests, moved, "m", "host", Settings(technique="dropless")) == []
 
 
 def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ import pytest
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.gates import Gates, wait_until_ready
 from engines.errors import EngineError
-from harness.inputs import OWN_CODE
 from harness.matrix import CellPlan
 from harness.opening import DeviceNotReadyError, open_run
 from harness.plan import Plan, build_plan
 from harness.plan_differences import plan_differences
 from harness.runner import Runner, RunOutcome, trial_order
 from results.environments import Environment
-from results.runs import Input
+from results.runs import OWN_CODE, Input
 from results.store import Store, StoreError
 from results.trials import Trial
 from tests.fakes.machine import IDLE_W, FakeBench, FakeDevice

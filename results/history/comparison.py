@@ -18,10 +18,11 @@ from results.compare import SampleScores, UnlikeError, compare_scores, sample_sc
 from results.history.compared import RATE, Compared, controlled, model_error, of_groups, of_pairs, with_difference
 from results.history.points import CellPoint, Figure, cell_point
 from results.history.series import same_way
+from results.history.rests import changed_rests, rests_of
 from results.history.settings import changed_settings, engine_changes, settings_of
 from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
 from results.records import Cell
-from results.runs import RunData, RunInfo
+from results.runs import OWN_CODE, RunData, RunInfo
 from results.trials import Trial
 
 
@@ -162,6 +163,7 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
         if number < len(side.cells):
             yield f"{len(side.cells) - number} cells of {side.name} have none like them on the other side: left out."
     yield from dict.fromkeys(note for pair in pairs if (note := _settings_note(pair)))
+    yield from _rests_notes(first.run.info, second.run.info, pairs)
     methods = {f.method for row in rows for f in (row.first, row.second) if f is not None and row.verdict != "refused"}
     if "modelled" in methods:
         yield "Modelled figures are a model's, not a meter's or a clock's; no difference within its error is certain."
@@ -189,6 +191,22 @@ def _settings_note(pair: Pair) -> str | None:
         return None
     arms = dict.fromkeys((pair.first.engine, pair.second.engine))
     return f"{' → '.join(arms)}: the plan's settings differ: {', '.join(found)}."
+
+
+def _rests_notes(first: RunInfo, second: RunInfo, pairs: Sequence[Pair]) -> Iterator[str]:
+    """A checkpoint or a sheet may have been replaced under its name, and the protocol may be another."""
+    one, other = rests_of(first), rests_of(second)
+    arms_by_words: dict[str, dict[str, None]] = {}
+    for pair in pairs:
+        cell = pair.second
+        if words := changed_rests(one, other, cell.model, cell.device, settings_of(cell)):
+            arms_by_words.setdefault(", ".join(words), {})[cell.engine] = None
+    for words, arms in arms_by_words.items():
+        yield f"{', '.join(arms)}: files, variables or protocol differ: {words}."
+    codes = [{i.value for i in info.inputs if i.name == OWN_CODE} for info in (first, second)]
+    versions = {environment.joulebench for info in (first, second) for environment in info.environments.values()}
+    if all(codes) and codes[0] != codes[1] and len(versions) == 1:
+        yield f"The code of joulebench differs, though both call it {versions.pop()}."
 
 
 def _turns(row: Compared) -> bool:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from results.cells import answering, model_name, trials_of, usable
 from results.environments import Environment
+from results.history.rests import rests_of
 from results.history.settings import ArmSettings, Settings, arm_settings, settings_of
 from results.metrics import energy_observations, latency_observations, load_observations, size_observations
 from results.records import Cell, Method, Phase, Record
@@ -153,6 +154,8 @@ class RunPoint(Record):
     ranges: tuple[tuple[str, str, str, float, float], ...] = ()
     """(metric, unit, method, lowest, highest) over the cells, of the key figures."""
     settings: tuple[ArmSettings, ...] = ()
+    rests: dict[str, str] = Field(default_factory=dict)
+    """`results.history.rests`."""
 
 
 KEY_METRICS: tuple[tuple[str, Phase | None], ...] = (("e2e", "all"), ("energy_per_response", "all"))
@@ -173,6 +176,7 @@ def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint
         environments=run.info.environments,
         ranges=tuple(_ranges(cells)),
         settings=arm_settings(run.cells),
+        rests=rests_of(run.info),
     )
 
 

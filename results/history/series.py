@@ -16,6 +16,7 @@ import numpy as np
 
 from results.history.changes import MOST_POINTS, Levels, find_levels
 from results.history.points import CellPoint, Figure, RunPoint
+from results.history.rests import changed_rests
 from results.history.settings import changed_settings
 
 
@@ -47,10 +48,13 @@ class Series:
         return f"{number:+.{1 if abs(number) >= 1 else 2}f} {'%' if self.is_log else 'points'}"
 
     def settings_changed(self, after: int = 0) -> list[tuple[RunPoint, str]]:
-        """Runs behind this point whose arm, or whose anchor, was set otherwise than in the point before."""
+        """Runs behind this point whose arm, or whose anchor, was set otherwise than in the point before, or rests on
+        other files and variables."""
         found = []
         for one, other in pairwise(self.points[after:]):
             words = changed_settings(one.cell.settings, other.cell.settings)
+            own = other.cell
+            words += changed_rests(one.run.rests, other.run.rests, own.model, own.device, own.settings)
             if one.anchor is not None and other.anchor is not None:
                 anchors = changed_settings(one.anchor.settings, other.anchor.settings)
                 words += [f"the anchor's {word}" for word in anchors]

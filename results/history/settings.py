@@ -7,15 +7,12 @@ So whoever judges the line or draws it says where that was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import Field
 
 from results.cells import model_name
 from results.records import Cell, Record
-
-if TYPE_CHECKING:
-    from results.history.points import RunPoint
 
 ABSENT: Final = "not set"
 TECHNIQUE: Final = "technique"
@@ -73,29 +70,3 @@ def arm_settings(cells: Sequence[Cell]) -> tuple[ArmSettings, ...]:
         for cell in cells
     )
     return tuple({(one.arm, one.model, one.device): one for one in found}.values())
-
-
-class Changed(NamedTuple):
-    """before: the last run that had the arm."""
-
-    arm: str
-    before: str
-    words: str
-
-
-def settings_changed(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
-    """By run. runs: the oldest first. Two plans may set arms of one name otherwise, so each is held against itself. Of
-    several devices or models an arm is told once where it changed alike."""
-    last: dict[tuple[str, ...], tuple[str, Settings]] = {}
-    by_run: dict[str, list[Changed]] = {}
-    for run in runs:
-        found = dict[Changed, None]()
-        for own in run.settings:
-            key = run.plan, own.arm, own.model, own.device
-            before, settings = last.get(key, (run.folder, own.settings))
-            if words := ", ".join(changed_settings(settings, own.settings)):
-                found[Changed(own.arm, before, words)] = None
-            last[key] = run.folder, own.settings
-        if found:
-            by_run[run.folder] = list(found)
-    return by_run

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 from results.history.changes import LEAST_SEGMENT
 from results.history.index import History
 from results.history.points import METRICS, CellPoint, Figure, RunPoint
+from results.history.rests import Changed, otherwise_than_before
 from results.history.series import Point, Series, series_of
-from results.history.settings import Changed, settings_changed
 from results.history.unlike import unlike_environments
 from results.records import Phase
 from results.report.charts import page_spec
@@ -66,7 +66,7 @@ def write_history_page(history: History, runs: Sequence[RunPoint], devices: Coll
     groups = _groups(history, runs, devices)
     panels = [panel for i, group in enumerate(list(groups.items())[:MOST_CHARTS]) for panel in _panel(i, *group)]
     left_out = len(groups) - MOST_CHARTS
-    changed = settings_changed(history.runs)
+    changed = otherwise_than_before(history.runs)
     shown = {
         "panels": panels,
         "n_runs": len(runs),
@@ -175,7 +175,7 @@ def _row(line: Line, point: Point, scale: float) -> tuple[str, ...]:
 def _run_row(run: RunPoint, changed: Sequence[Changed]) -> tuple[str, ...]:
     return (
         run.created_at[:16].replace("T", " "), run.folder, run.plan, ", ".join(run.devices), str(run.n_cells),
-        str(run.n_ok), str(run.n_failed), str(run.n_left_out), "; ".join(f"{one.arm}: {one.words}" for one in changed),
+        str(run.n_ok), str(run.n_failed), str(run.n_left_out), "; ".join(f"{', '.join(one.arms)}: {one.words}" for one in changed),
     )  # fmt: skip
 
 
