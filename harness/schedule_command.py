@@ -24,17 +24,13 @@ from harness.terminal import (
     fail,
     print_rows,
 )
+from harness.variables import is_carried
 from results.printable import printable
 
 if TYPE_CHECKING:
     from harness.schedule.due import Happened, World
     from harness.schedule.entries import Book, Entry, Kept
 
-CARRIED = (
-    "JOULEBENCH_DATA", "ANDROID_ADB_SERVER_PORT", "ADB_SERVER_SOCKET", "HF_HOME", "HF_HUB_CACHE", "OMP_NUM_THREADS",
-    "PATH",
-)  # fmt: skip
-"""Of the environment in which an entry is added: timers have another one, and its cells would be others."""
 PLACE = "(the message comes in its input, in JOULEBENCH_MESSAGE, and in the place of an argument {})"
 T = TypeVar("T")
 
@@ -74,6 +70,7 @@ def add(
     charge_off: Annotated[str | None, typer.Option(metavar="COMMAND", help="Switches it off, before a run.")] = None,
 ) -> None:
     """Add a plan to the schedule. `install` makes this computer look by itself; `run-due` looks once."""
+    from engines import environment_for_others
     from harness.schedule.entries import Charging, Entry, EntryError, Kept
     from harness.schedule.times import TimeError, local_zone, parse_clock, parse_every, parse_quiet, rhythm, zone_of
 
@@ -125,7 +122,7 @@ def add(
         allow_code=allow_code,
         folder=str(Path.cwd()),
         out=str(out.absolute()),
-        environment={key: os.environ[key] for key in CARRIED if key in os.environ},
+        environment={key: value for key, value in environment_for_others().items() if is_carried(key)},
         rhythm=rhythm(interval, wall, zone_name, now),
         quiet=tuple(one for one in hours if one is not None),
         notify=notified,

@@ -115,6 +115,23 @@ def test_a_run_that_is_killed_goes_on_and_two_passes_run_it_once(tmp_path: Path,
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
 
+def test_a_run_has_the_variables_that_its_entry_was_added_with_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(tmp_path)
+    monkeypatch.setenv("MKL_DYNAMIC", "FALSE")
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    assert add(tmp_path)[0] == 0
+    monkeypatch.delenv("MKL_DYNAMIC")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    assert schedule(tmp_path, "run-due")[0] == 0
+    [folder] = (tmp_path / "runs").iterdir()
+    with Store.view(folder) as store:
+        settings = {one.name: one.value for one in store.info().inputs}
+    assert settings.get("MKL_DYNAMIC") == "FALSE"
+    assert "MALLOC_ARENA_MAX" not in settings
+
+
 def children_of(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(one) for one in path.read_text().split()] if path.exists() else []

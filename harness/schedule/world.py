@@ -16,11 +16,13 @@ from typing import Any
 from devices.base import DeviceError
 from devices.device_lock import DeviceLock, handed_over
 from devices.gates import Gates
+from engines import environment_for_others
 from harness.only_devices import put_on_devices
 from harness.schedule.due import Ended, NotNowError, sha256_of
 from harness.schedule.entries import Book, Entry
 from harness.schedule.phones import make_ready, reach, run_program, switch
 from harness.sweep import PathError, set_value
+from harness.variables import is_carried
 from results.database import DATABASE
 
 PHONES = ("adb:", "ios:")
@@ -99,7 +101,7 @@ class RealWorld:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     cwd=entry.folder,
-                    env=os.environ | entry.environment | handed,
+                    env=environment_of(entry) | handed,
                     # A run that outlives this process keeps its entry and its devices locked.
                     pass_fds=[*descriptors, self._book.held[entry.name]],
                 )
@@ -131,7 +133,13 @@ class RealWorld:
         if entry.notify is None:
             return None
         argv = [message if argument == MESSAGE_PLACE else argument for argument in entry.notify]
-        return run_program(argv, message + "\n", os.environ | entry.environment | {MESSAGE_VARIABLE: message})
+        return run_program(argv, message + "\n", environment_of(entry) | {MESSAGE_VARIABLE: message})
+
+
+def environment_of(entry: Entry) -> dict[str, str]:
+    """That of this pass; of what decides a run, all and only what was there when the entry was added."""
+    now = environment_for_others()
+    return {key: value for key, value in now.items() if key == "PATH" or not is_carried(key)} | entry.environment
 
 
 def command_of(entry: Entry, folder: Path, resume: bool) -> list[str]:
