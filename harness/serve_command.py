@@ -72,8 +72,8 @@ def serve(
         engine = _engine(model, technique, profile, dtype, quantise, threads, chunk, reuse_prefix)
         computing = Computing(engine)
         narrowed = quantise.asked | ({"arithmetic": quantise.arithmetic} if quantise.arithmetic != "fp32" else {})
-        others = {"threads": threads or "torch's", "chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
-        settings = narrowed | others
+        settings = narrowed | where_it_computes(threads)
+        settings |= {"chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
         told = ", ".join(f"{key} {value}" for key, value in settings.items() if value not in (None, False))
         version = f"joulebench {_version()}, {served_digest(model, profile)}: {technique}, {dtype}, {told}"
         server = LocalServer(computing, name or model, address, port, version)
@@ -98,6 +98,17 @@ def serve(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def where_it_computes(threads: int | None) -> dict[str, int | str | None]:
+    """As it is, and not as it was asked: a server that was started again on other cores is another one."""
+    import torch
+
+    from devices.cpu_seconds import usable_cpus
+    from harness.inputs import ranges
+
+    cpus = usable_cpus()
+    return {"threads": threads or torch.get_num_threads(), "CPUs": None if cpus is None else ranges(cpus)}
 
 
 def _version() -> str:

@@ -29,6 +29,7 @@ from engines.serving.http import LocalServer
 from engines.serving.pieces import TextPieces
 from harness import weights_option
 from harness.commands import app
+from harness.inputs import ranges
 from harness.serve_command import served_digest
 from harness.weights_option import Weights
 from results.records import Request, Sampling
@@ -251,6 +252,18 @@ def test_pieces_make_the_whole_text(data: st.DataObject) -> None:
     assert told + pieces.rest(whole) == whole
 
 
+def test_a_server_with_another_default_of_threads_is_another_server() -> None:
+    script = "from harness.serve_command import where_it_computes as at; print(at(None)['threads'], at(3)['threads'])"
+    command = [sys.executable, "-c", script]
+    told = {
+        n: subprocess.run(
+            command, env=os.environ | {"OMP_NUM_THREADS": n}, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+        for n in ("1", "2")
+    }
+    assert told == {"1": "1 3\n", "2": "2 3\n"}
+
+
 def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     """A server that was started again with other weights of the same name is another server."""
     model = tmp_path / "model"
@@ -280,7 +293,8 @@ def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: P
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stderr.read() == "interrupted; no longer served\n"
-    assert f"{first}: dropless, float32, {forms}, threads 1, chunk 512" in version
+    cpus = ranges(os.sched_getaffinity(0))
+    assert f"{first}: dropless, float32, {forms}, threads 1, CPUs {cpus}, chunk 512" in version
     [weights] = model.glob("*.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
