@@ -156,7 +156,8 @@ class Comparison:
             return Change(None, reason=f"not compared with {reference.engine}: {error}")
         if row["method"] == "modelled" and difference.p is not None:
             difference = replace(difference, p=None, test=None, reason=self._of_a_model(cell, row))
-        percent = 100 * (row["mean"] - other["mean"]) / abs(other["mean"]) if other["mean"] else None
+        base = other["mean"] if difference.base is None else difference.base
+        percent = 100 * difference.mean / abs(base) if base else None
         return Change(difference, percent)
 
     def _other_road(self, cell: Cell, reference: Cell, phase: Phase) -> str | None:

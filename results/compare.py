@@ -69,6 +69,8 @@ class Difference:
     reason: str | None = None
     n_answers: int | None = None
     n_answers_changed: int | None = None
+    base: float | None = None
+    """Of costs: the reference's mean over the pairs, which some of its repeats may not be in."""
 
     @property
     def is_clear(self) -> bool:
@@ -258,7 +260,7 @@ def compare_trials(
     hashes = {t.requests_sha256 for t in (*reference, *arm)}
     if len(asked) > 1 or len(hashes) > 1:
         raise UnlikeError("the arms were not asked the same requests")
-    return mean_difference([after[i] - before[i] for i in repeats])
+    return replace(mean_difference([after[i] - before[i] for i in repeats]), base=_mean([before[i] for i in repeats]))
 
 
 def _by_repeat(trials: Sequence[Trial], metric: str, phase: Phase, meter: str | None) -> dict[int, float]:

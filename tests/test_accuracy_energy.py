@@ -54,6 +54,23 @@ def test_joules_are_compared_repeat_by_repeat() -> None:
     assert found["meter_uncertainty_percent"] == pytest.approx(5)
 
 
+def test_a_change_in_percent_is_of_the_pairs_that_its_change_is_of() -> None:
+    """A repeat that the reference alone has is in no pair: over 6.1 J in the mean the pairs differ by -2.9 J."""
+    data = two_arms("10", "10")
+    alone = next(t for t in data.trials if t.cell_id == "exact")
+    dear = alone.model_copy(
+        update={
+            "trial_id": "alone",
+            "repeat": 9,
+            "energy": tuple(e.model_copy(update={"energy_j": 9 * (e.energy_j or 0)}) for e in alone.energy),
+        }
+    )
+    found = row(replace(data, trials=(*data.trials, dear)), "tiers", "energy_per_token")
+    assert found["n_pairs"] == 3
+    assert found["change"] == pytest.approx(-2.9 / 8)
+    assert found["change_percent"] == pytest.approx(-100 * 2.9 / 6.1)
+
+
 def test_the_reference_and_rates_have_no_change_and_say_so() -> None:
     data = two_arms("10", "10")
     assert row(data, "exact", "acc")["change_reason"] == IS_REFERENCE
