@@ -48,6 +48,7 @@ from harness.schema import (
 )
 from harness.tuning.tuned_plans import TunedFor, resolved
 from harness.workload_specs import NamedWorkload, WorkloadSpec
+from results.swept import swept_values
 
 MAX_BYTES = 1 << 20
 """Of a plan file."""
@@ -344,7 +345,7 @@ def _table_problems(
 
 def _swept_keys(parts: Sequence[Part[Element]]) -> list[str]:
     """Last names of the paths that the sweep gives values."""
-    return list(dict.fromkeys(pair.partition("=")[0] for part in parts for pair in part.suffix.split(",") if pair))
+    return list(dict.fromkeys(key for part in parts for key in swept_values(part.suffix)))
 
 
 def _meant(

@@ -22,8 +22,9 @@ from results.ratios import Ratio
 from results.records import Cell, Method, Phase, Record
 from results.report.against import Against, against, other_roads
 from results.report.arm_figures import ArmFigure, ArmFigures
-from results.report.arms import SWEPT, arms_of
+from results.report.arms import arms_of
 from results.runs import RunData
+from results.swept import SWEPT, swept_values
 
 PHASE_WORDS: dict[Phase, str] = {"all": "end to end", "prefill": "prefill", "decode": "decode"}
 BETWEEN_VALUES = " / "
@@ -177,14 +178,13 @@ def _without(workload: str, keys: Container[str]) -> str:
     """Its label without what a sweep gave these keys: "w[length=64,limit=2]#1" is "w[limit=2]#1" without length."""
     name, _, rest = workload.partition(SWEPT)
     swept, _, number = rest.rpartition("]")
-    kept = ",".join(pair for pair in swept.split(",") if pair.partition("=")[0] not in keys)
+    kept = ",".join(f"{key}={value}" for key, value in swept_values(swept).items() if key not in keys)
     return f"{name}[{kept}]{number}" if kept else name + number
 
 
 def _swept(label: str) -> dict[str, str]:
     """What a sweep set of an arm or a workload, by the last name of its path."""
-    pairs = label.partition(SWEPT)[2].rpartition("]")[0].split(",")
-    return {key: value for key, equals, value in (pair.partition("=") for pair in pairs) if equals}
+    return swept_values(label.partition(SWEPT)[2].rpartition("]")[0])
 
 
 ASKED_COLUMNS = (

@@ -216,6 +216,19 @@ def test_prompt_lengths_stand_across_in_one_table() -> None:
     assert speed_ups(table) == {"base": [1.0, 1.0], "fast": pytest.approx([2.0, 3.0])}
 
 
+def test_a_swept_value_with_commas_is_one_column() -> None:
+    """Cores "0,1" stood as "0", beside the "0" of the arm on one core, and neither had a figure."""
+    arms: dict[str, Sequence[Seconds]] = {
+        "base": [(4.0, 8.0)],
+        "on[cores=0,chunk=7]": [(4.0, 6.0)],
+        "on[cores=0,1,chunk=7]": [(2.0, 3.0)],
+        "on[cores=prefill=0,1 decode=0,chunk=7]": [(2.0, 6.0)],
+    }
+    (table,) = drawn(made(arms, [{"title": "t", "over": "base", "columns": "cores"}]))
+    assert table.columns == ("0", "0,1", "prefill=0,1 decode=0")
+    assert speed_ups(table)["on"] == pytest.approx([1.2, 2.4, 1.5])
+
+
 def test_keys_of_workloads_and_engines_stand_across_together() -> None:
     """The base takes 2 chunk x limit times as long. Another swept key of the workload keeps its tables apart."""
     arms: dict[tuple[str, str], Seconds] = {}

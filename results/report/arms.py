@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from results.cells import model_name, technique_name
 from results.records import Cell
+from results.swept import SWEPT, swept_values
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,6 @@ class Arm:
         return breakable(self.engine.partition(SWEPT)[2].removesuffix("]"))
 
 
-SWEPT = "["
-"""Between an engine's name and the values that a sweep gave it."""
 LONGEST_PIECE = 16
 """Characters. A longer word may break anywhere: it would push the figures off a phone."""
 _BREAKS = re.compile(r"(?<=[_\-./=,:\]])|(\s+)")
@@ -92,7 +91,7 @@ def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
 
 def _how(cell: Cell, cells: Sequence[Cell]) -> str:
     alike = [_settings(c) for c in cells if (c.technique, c.placement) == (cell.technique, cell.placement)]
-    swept = {pair.partition("=")[0] for pair in cell.engine.partition(SWEPT)[2].split(",")}
+    swept = swept_values(cell.engine.partition(SWEPT)[2])
     own = {
         k: v
         for k, v in _settings(cell).items()
