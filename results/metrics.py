@@ -2,7 +2,7 @@
 
 A trial's latency is the mean over its requests (`itl`: over its gaps); the single values go along in `pooled`, for
 tail percentiles. Throughput is tokens over the time in which at least one request was in that phase, so that batched
-requests are not counted twice. Energy per token divides the phase's joules by the phase's tokens:
+requests are not counted twice; a batch decodes once all its prompts are read. Energy per token divides the phase's joules by the phase's tokens:
 
     prefill   tokens pushed through prefill; those that the engine kept from the request before are not among them
     decode    generated tokens after the first (prefill emits the first)
@@ -15,7 +15,7 @@ joules; its J/token may even rise, as the tokens left to compute attend to as lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from results.counters import COUNTERS
 from results.intervals import covered_s, joined, outside
 from results.packed import column_of
 from results.records import PHASES, Completion, EnergyReading, Method, Phase
-from results.request_columns import EDGES, RequestColumns, are_due, n_generated
+from results.request_columns import EDGES, RequestColumns, are_due, n_generated, shared_time
 from results.trials import Trial
 
 NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
@@ -257,9 +257,17 @@ def _over(amount: float | None, per: float) -> float | None:
 
 
 def busy_s(trial: Trial, phase: Phase) -> float:
-    """Time in which at least one request was in that phase, without what was set aside."""
-    begin, end = EDGES[phase]
-    spans = zip(column_of(trial.completions, begin), column_of(trial.completions, end), strict=True)
+    """Time in which at least one request was in that phase, without what was set aside. A request of a batch whose prompt
+    was read early waits for the others, and that time is prefill: as of its joules (`results.derivation`)."""
+    done = trial.completions
+
+    def spans_of(one: Phase) -> Iterator[tuple[float, float]]:
+        begin, end = EDGES[one]
+        return zip(column_of(done, begin), column_of(done, end), strict=True)
+
+    spans: Iterable[tuple[float, float]] = spans_of(phase)
+    if phase == "decode" and shared_time(done):
+        spans = outside(joined(spans), joined(spans_of("prefill")))
     aside = joined(chain.from_iterable(column_of(trial.completions, "set_aside_s")))
     return covered_s(outside(joined(spans), aside) if aside else spans)
 

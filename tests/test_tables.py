@@ -10,6 +10,7 @@ from scipy.stats import binomtest
 
 from results import tables
 from results.counters import COUNTERS, EngineCounters
+from results.derivation import phase_intervals
 from results.energy import NO_JOULES
 from results.records import PowerTrace, Score
 from results.report.csv import csv_text
@@ -80,6 +81,18 @@ def test_throughput_counts_time_shared_by_batched_requests_once() -> None:
     data = one_cell(trial(completions=together))
     assert row(data, "throughput", "prefill")["mean"] == pytest.approx(6.0)
     assert row(data, "throughput", "decode")["mean"] == pytest.approx(4 / 2)
+
+
+def test_a_batch_decodes_once_all_its_prompts_are_read_in_tokens_a_second_as_in_joules() -> None:
+    """The short prompt is read at 1 s and waits for the long one until 2 s: 4 tokens in 2 s, at 10 W."""
+    done = [completion("a", 0.0, 2, (1.0, 3.0, 4.0)), completion("b", 0.0, 6, (2.0, 3.0, 4.0))]
+    (span,) = phase_intervals(done, (0.0, 4.0))["decode"]
+    assert span == (2.0, 4.0)
+    energy = reading("decode", 20.0, duration_s=2.0)
+    data = one_cell(trial(completions=done, energy=(energy,)))
+    per_s, per_token = (row(data, metric, "decode")["mean"] for metric in ("throughput", "energy_per_token"))
+    assert per_s == pytest.approx(2.0)
+    assert per_s * per_token == pytest.approx(row(data, "average_power", "decode")["mean"]) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(("phase", "n_tokens"), [("prefill", 10), ("decode", 4), ("all", 10 + 6)])
