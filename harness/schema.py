@@ -183,8 +183,8 @@ class TrialProtocol(Record):
     retries: int = Field(2, ge=0, le=1000)
     """Of transient failures, a trial."""
     max_foreign_cpu_share: float = Field(0.1, ge=0, le=1)
-    """Of the CPU time of the cores that we may use, taken by other processes in a window; above it the trial is taken
-    again. 1: never.
+    """Of the CPU time of the cores that we may use, taken by other processes in a window; beside a meter that sees all
+    cores of the machine also of all. Above it the trial is taken again. 1: never.
 
     An engine on n cores waits for its slowest: one busy neighbour is 1/n of the machine and may cost most of the speed.
     """
