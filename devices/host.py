@@ -144,7 +144,7 @@ class Host:
         return peak_memory()
 
     def cpu_seconds(self) -> CpuSeconds | None:
-        """Of the CPUs that this process might use when the host was made; of all of them, where a meter sees them all."""
+        """Of the CPUs that this process might use when the host was made; also of all, where a meter sees them all."""
         return host_cpu_seconds(self._cpus, with_machine=any(map(_sees_all_cpus, self.meters)))
 
     def close(self) -> None:

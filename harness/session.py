@@ -69,8 +69,8 @@ NO_MEMORY_OF_PROGRAM = PeakMemory(None, "peak memory: a program computed that wa
 NO_MEMORY = PeakMemory(None, "peak memory: this device does not tell it")
 PROC = Path("/proc")
 BUSY_IDLE = (
-    "idle before or after a window: other processes took more of the CPU than protocol.max_foreign_cpu_share; idle power"
-    " has theirs in it, and net joules are too low"
+    "idle before or after a window: other processes took more of the CPU than protocol.max_foreign_cpu_share; idle"
+    " power has theirs in it, and net joules are too low"
 )
 CPU_TICK_S = 0.01
 """Linux counts the CPU time of a machine in ticks (USER_HZ)."""

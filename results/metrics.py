@@ -2,7 +2,8 @@
 
 A trial's latency is the mean over its requests (`itl`: over its gaps); the single values go along in `pooled`, for
 tail percentiles. Throughput is tokens over the time in which at least one request was in that phase, so that batched
-requests are not counted twice; a batch decodes once all its prompts are read. Energy per token divides the phase's joules by the phase's tokens:
+requests are not counted twice; a batch decodes once all its prompts are read. Energy per token divides the phase's
+joules by the phase's tokens:
 
     prefill   tokens pushed through prefill; those that the engine kept from the request before are not among them
     decode    generated tokens after the first (prefill emits the first)
@@ -257,8 +258,8 @@ def _over(amount: float | None, per: float) -> float | None:
 
 
 def busy_s(trial: Trial, phase: Phase) -> float:
-    """Time in which at least one request was in that phase, without what was set aside. A request of a batch whose prompt
-    was read early waits for the others, and that time is prefill: as of its joules (`results.derivation`)."""
+    """Time in which at least one request was in that phase, without what was set aside. A request of a batch whose
+    prompt was read early waits for the others, and that time is prefill: as of its joules (`results.derivation`)."""
     done = trial.completions
 
     def spans_of(one: Phase) -> Iterator[tuple[float, float]]:

@@ -83,8 +83,8 @@ class Trial(Record):
     conditions: tuple[Conditions, ...] = ()
     """Before the first of the trial's windows (idle ones too), at each change that was seen, and after the last."""
     foreign_cpu_share: float | None = None
-    """Busy CPU time of others in the window over all there was, on the CPUs that we may use, or on all where a meter sees
-    all and their share is larger; None where unreadable."""
+    """Busy CPU time of others in the window over all there was, on the CPUs that we may use, or on all where a meter
+    sees all and their share is larger; None where unreadable."""
     cpu_before: CpuSeconds | None = None
     cpu_after: CpuSeconds | None = None
     """CPU time at the window's edges, from which that share follows. None where unreadable, or from before it was

@@ -18,7 +18,6 @@ from results.environments import Environment
 from results.history.compared import Compared
 from results.history.comparison import CompareError, Comparison, RunTold, Side, compare, told_of
 from results.history.rests import changed_rests, rests_of
-from results.history.settings import Settings
 from results.history.unlike import What
 from results.runs import OWN_CODE
 from results.store import Store
@@ -285,7 +284,7 @@ def test_files_variables_and_protocol_that_differ_are_told_and_a_file_that_moved
     }
     rests = rests_of(info)
     moved = {name: value for name, value in rests.items() if "/here/" not in name} | elsewhere
-    assert changed_rests(rests, moved, "m", "host", Settings(technique="dropless")) == []
+    assert changed_rests(rests, moved, "m", "host") == []
 
 
 def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from results.cells import answering, trials_of, usable
 from results.compare import SampleScores, UnlikeError, compare_scores, sample_scores
 from results.history.compared import RATE, Compared, controlled, model_error, of_groups, of_pairs, with_difference
 from results.history.points import CellPoint, Figure, cell_point
-from results.history.series import same_way
 from results.history.rests import changed_rests, rests_of
+from results.history.series import same_way
 from results.history.settings import changed_settings, engine_changes, settings_of
 from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
 from results.records import Cell
@@ -199,7 +199,7 @@ def _rests_notes(first: RunInfo, second: RunInfo, pairs: Sequence[Pair]) -> Iter
     arms_by_words: dict[str, dict[str, None]] = {}
     for pair in pairs:
         cell = pair.second
-        if words := changed_rests(one, other, cell.model, cell.device, settings_of(cell)):
+        if words := changed_rests(one, other, cell.model, cell.device):
             arms_by_words.setdefault(", ".join(words), {})[cell.engine] = None
     for words, arms in arms_by_words.items():
         yield f"{', '.join(arms)}: files, variables or protocol differ: {words}."

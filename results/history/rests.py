@@ -7,7 +7,7 @@ below it is replaced, so whoever compares two runs says where that was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from results.history.settings import ABSENT, Settings, changed_settings
 from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunInfo
@@ -32,14 +32,12 @@ def rests_of(info: RunInfo) -> dict[str, str]:
     return found
 
 
-def changed_rests(
-    first: Mapping[str, str], second: Mapping[str, str], model: str, device: str, settings: Settings
-) -> list[str]:
-    """ "model.safetensors of model m sha256 1f0e → sha256 77ab", each, of what an arm of this model, device and these
-    settings rests on. A file that only lies elsewhere is the same."""
+def changed_rests(first: Mapping[str, str], second: Mapping[str, str], model: str, device: str) -> list[str]:
+    """ "model.safetensors of model m sha256 1f0e → sha256 77ab", each, of what an arm of this model and device rests
+    on. A file that only lies elsewhere is the same."""
     if not first or not second:
         return []
-    one, other = (dict(_of_arm(rests, model, device, settings)) for rests in (first, second))
+    one, other = (dict(_of_arm(rests, model, device)) for rests in (first, second))
     moved = {value for value in one.values() if value.startswith(SHA256)} & set(other.values())
     return [
         f"{name} {_told(before)} → {_told(after)}"
@@ -50,18 +48,17 @@ def changed_rests(
     ]
 
 
-def _of_arm(rests: Mapping[str, str], model: str, device: str, settings: Settings) -> Iterator[tuple[str, str]]:
-    """Without what other models, machines and profiles of the run rest on."""
+def _of_arm(rests: Mapping[str, str], model: str, device: str) -> Iterator[tuple[str, str]]:
+    """Without what other models and machines of the run rest on."""
     sources = {name.partition(OF_MODEL)[2] for name in rests if OF_MODEL in name}
     own = {source for source in sources if model == source or model.startswith(f"{source} ")}
-    profile: Any = settings.engine.get("profile")
     for name, value in rests.items():
         if OF_MODEL in name and own and name.partition(OF_MODEL)[2] not in own:
             continue
         if name.startswith(HARDWARE_SHEET) and name.removeprefix(HARDWARE_SHEET) not in device:
             continue
-        if OF_PROFILE in name and name.partition(OF_PROFILE)[2] != profile:
-            continue
+        if OF_PROFILE in name:
+            continue  # its digest is a setting of its arm
         yield name, value
 
 
@@ -96,7 +93,7 @@ def otherwise_than_before(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
             key = run.plan, own.arm, own.model, own.device
             before, settings, rests = last.get(key, (run.folder, own.settings, run.rests))
             words = changed_settings(settings, own.settings)
-            words += changed_rests(rests, run.rests, own.model, own.device, own.settings)
+            words += changed_rests(rests, run.rests, own.model, own.device)
             if words:
                 found.setdefault((before, ", ".join(words)), {})[own.arm] = None
             last[key] = run.folder, own.settings, run.rests

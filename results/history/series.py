@@ -53,8 +53,7 @@ class Series:
         found = []
         for one, other in pairwise(self.points[after:]):
             words = changed_settings(one.cell.settings, other.cell.settings)
-            own = other.cell
-            words += changed_rests(one.run.rests, other.run.rests, own.model, own.device, own.settings)
+            words += changed_rests(one.run.rests, other.run.rests, other.cell.model, other.cell.device)
             if one.anchor is not None and other.anchor is not None:
                 anchors = changed_settings(one.anchor.settings, other.anchor.settings)
                 words += [f"the anchor's {word}" for word in anchors]
