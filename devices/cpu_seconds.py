@@ -1,9 +1,9 @@
 """CPU time: how much of it a machine had, how much was busy, and how much of that was ours.
 
 A container or `taskset` leaves a process some of a machine's CPUs. What happens on the others disturbs its times
-little, so only the CPUs that this process may use are counted. But a meter of the whole package has the joules of all of
-them: beside one, those of the machine are counted too. A quota of CPU time (cgroup's cpu.max) takes none of them away:
-there the time that others use still is time that we do not get.
+little, so only the CPUs that this process may use are counted. But a meter of the whole package has the joules of all:
+beside one, those of the machine are counted too. A quota of CPU time (cgroup's cpu.max) takes none of them away: there
+the time that others use still is time that we do not get.
 """
 
 from __future__ import annotations

@@ -287,6 +287,15 @@ def test_files_variables_and_protocol_that_differ_are_told_and_a_file_that_moved
     assert changed_rests(rests, moved, "m", "host") == []
 
 
+def test_a_figure_that_one_side_alone_has_is_told_whichever_side_that_is(tmp_path: Path) -> None:
+    scored = written(tmp_path / "scored", times(1.0, 0, n=3), right=[1.0, 0.0])
+    unscored = written(tmp_path / "unscored", times(1.0, 0, n=3))
+    assert row(between(scored, unscored), "acc").reason == "the other side has no such figure"
+    assert "B alone has acc: nothing to compare with." in between(unscored, scored).notes
+    again = written(tmp_path / "again", times(1.0, 1, n=3), right=[1.0, 0.0])
+    assert not any("alone has" in note for note in between(scored, again).notes)
+
+
 def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:
     first = written(tmp_path / "a", times(1.0, 0), arm="one")
     second = written(tmp_path / "b", times(1.0, 0), arm="two")

@@ -164,6 +164,7 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
             yield f"{len(side.cells) - number} cells of {side.name} have none like them on the other side: left out."
     yield from dict.fromkeys(note for pair in pairs if (note := _settings_note(pair)))
     yield from _rests_notes(first.run.info, second.run.info, pairs)
+    yield from _alone(first, second, pairs)
     methods = {f.method for row in rows for f in (row.first, row.second) if f is not None and row.verdict != "refused"}
     if "modelled" in methods:
         yield "Modelled figures are a model's, not a meter's or a clock's; no difference within its error is certain."
@@ -191,6 +192,16 @@ def _settings_note(pair: Pair) -> str | None:
         return None
     arms = dict.fromkeys((pair.first.engine, pair.second.engine))
     return f"{' → '.join(arms)}: the plan's settings differ: {', '.join(found)}."
+
+
+def _alone(first: Side, second: Side, pairs: Sequence[Pair]) -> Iterator[str]:
+    """Rows are of the figures of the first side: what the second alone has stands in none."""
+    found: dict[str, None] = {}
+    for pair in pairs:
+        own = first.run.points[pair.first.cell_id].by_key
+        found |= {f.name: None for f in second.run.points[pair.second.cell_id].figures if f.key not in own}
+    if found:
+        yield f"{second.name} alone has {', '.join(found)}: nothing to compare with."
 
 
 def _rests_notes(first: RunInfo, second: RunInfo, pairs: Sequence[Pair]) -> Iterator[str]:
