@@ -70,7 +70,7 @@ def compare(
         raise typer.Exit(EXIT_WORSE)
     if not found.n_tested:
         why = Counter(row.reason for row in found.rows).most_common(1)
-        fail(f"nothing could be compared: {why[0][0] if why else 'neither side has a figure'}", EXIT_NONE_USABLE)
+        fail(f"nothing could be compared: {why[0][0] if why else 'A has no figure'}", EXIT_NONE_USABLE)
 
 
 def _sides(first: str, second: str) -> tuple[Side, Side]:

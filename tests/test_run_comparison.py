@@ -23,7 +23,7 @@ from results.runs import OWN_CODE
 from results.store import Store
 from tests.command import joulebench
 from tests.histories import made_trial, write_run
-from tests.run_builders import ENVIRONMENT, cell, reading
+from tests.run_builders import ENVIRONMENT, cell, failed, reading
 from tests.test_road import KERNELS as ROAD
 
 OTHER_CPU = ENVIRONMENT.model_copy(update={"cpu_model": "another"})
@@ -294,6 +294,17 @@ def test_a_figure_that_one_side_alone_has_is_told_whichever_side_that_is(tmp_pat
     assert "B alone has acc: nothing to compare with." in between(unscored, scored).notes
     again = written(tmp_path / "again", times(1.0, 1, n=3), right=[1.0, 0.0])
     assert not any("alone has" in note for note in between(scored, again).notes)
+
+
+def test_a_run_of_failures_alone_compares_with_nothing_and_is_no_error(tmp_path: Path) -> None:
+    """It ended with 1, which says that B is worse."""
+    fine = written(tmp_path / "fine", times(1.0, 0, n=3))
+    broken = write_run(tmp_path / "broken", [cell("c1", engine="dropless")], [failed("c1", i) for i in range(3)])
+    table = tmp_path / "changes.csv"
+    done = joulebench("compare", str(broken), str(fine), "--csv", str(table), "--json")
+    assert (done.code, json.loads(done.stdout)["rows"]) == (6, [])
+    assert "nothing could be compared: A has no figure" in done.stderr
+    assert table.read_text("utf-8").startswith("verdict,arm,workload,device,metric,")
 
 
 def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:

@@ -20,6 +20,13 @@ from results.units import format_figure, format_number, format_p
 ORDER: Final = ("worse", "better", "different", "not certain", "not tested", "refused")
 
 
+FRAME_COLUMNS: Final = (
+    "verdict", "arm", "workload", "device", "metric", "phase", "unit", "method_a", "method_b", "meter_a", "meter_b",
+    "n_a", "n_b", "mean_a", "mean_b", "change", "low", "high", "change_is", "p", "p_adjusted", "test", "hedges_g",
+    "requests_longer", "unlike", "reason",
+)  # fmt: skip
+
+
 def comparison_frame(found: Comparison) -> pd.DataFrame:
     rows = []
     for row in found.rows:
@@ -38,7 +45,8 @@ def comparison_frame(found: Comparison) -> pd.DataFrame:
                 "requests_longer": row.longer, "unlike": "; ".join(row.said) or None, "reason": row.reason or None,
             }
         )  # fmt: skip
-    frame_ = pd.DataFrame(rows)
+    # Without a row too, as where every trial of A failed.
+    frame_ = pd.DataFrame(rows, columns=list(FRAME_COLUMNS))
     numbers = ("mean_a", "mean_b", "change", "low", "high", "p", "p_adjusted", "hedges_g", "requests_longer")
     return frame_.astype(dict.fromkeys(numbers, "float64") | {"n_a": "Int64", "n_b": "Int64"})
 
