@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from results.history.index import open_history
 from results.history.marks import mark
 from results.history.regress import Asked, Judged, regress
 from tests.command import joulebench
-from tests.histories import write_history
-from tests.run_builders import ENVIRONMENT
+from tests.histories import made_trial, write_history, write_run
+from tests.run_builders import ENVIRONMENT, cell, failed
 
 NEWER = ENVIRONMENT.model_copy(update={"packages": ENVIRONMENT.packages | {"torch": "2.14.0"}})
 OTHER_CPU = ENVIRONMENT.model_copy(update={"cpu_model": "another"})
@@ -176,6 +177,31 @@ def test_an_anchor_that_was_set_otherwise_is_told_of_the_arms_over_it(tmp_path: 
     write_history(tmp_path, 24, slower(0, 0), arms=("a", "b"), settings=narrower_since(14, "a"))
     found = judged(tmp_path, anchor="a")
     assert found["b"].settings_changed == ("run014: the anchor's arithmetic not set → int8",)
+
+
+def test_an_arm_that_failed_in_the_first_run_of_the_baseline_is_judged_by_the_others(tmp_path: Path) -> None:
+    """It was left out without a word, and the command ended with 0."""
+    write_history(tmp_path, 24, slower(20, 14), arms=("a", "b"))
+    first = tmp_path / "run000"
+    cells = [cell(f"cell{i:04d}", engine=arm, label=arm, engine_parameters={}) for i, arm in enumerate(("a", "b"))]
+    shutil.rmtree(first)
+    write_run(first, cells, [*(made_trial("cell0000", i, 1.0, energy_j=4.0) for i in range(3)), failed("cell0001")])
+    found = judged(tmp_path)
+    assert (found["a"].verdict, found["b"].verdict) == ("PASS", "REGRESSION")
+    assert joulebench("regress", "--baseline", "good", str(tmp_path)).code == 1
+
+
+def test_an_arm_that_the_baseline_lacks_is_told(tmp_path: Path) -> None:
+    write_history(tmp_path, 9, slower(0, 0), arms=("a",))
+    newest = [cell("cell0000", engine="a", label="a"), cell("new", engine="new", label="the new arm")]
+    write_run(tmp_path / "run009", newest, [made_trial(one.cell_id, 0, 1.0) for one in newest], day=9)
+    other = [cell("other", engine="other", label="of another plan")]
+    write_run(tmp_path / "run010", other, [made_trial("other", 0, 1.0)], day=10, name="another")
+    with open_history(tmp_path) as history:
+        mark(history, "good", ["run000", "run001"], add=False)
+        notes = regress(history, "good", Asked()).notes
+    assert "In no run of the baseline, and so not judged: the new arm." in notes
+    assert not any("of another plan" in note for note in notes)
 
 
 def test_nothing_newer_than_the_baseline_ends_with_6(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from results.history.unlike import What, unlike_cells, unlike_environments, unli
 
 Verdict = Literal["PASS", "REGRESSION", "IMPROVED", "UNRELIABLE"]
 LEAST_AA: Final = 3
+MOST_TOLD: Final = 4
 DISCOVERY_RATE: Final = 0.01
 LEAST_PERCENT: Final = 0.5
 MOST_NOISE_PERCENT: Final = 5.0
@@ -110,40 +111,69 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
         raise HistoryError(
             f"{history.directory} holds one run only; run the plan again, and there is something to judge"
         )
-    first = baseline[0]
-    cells = history.cells(first.folder)
-    wanted = [
-        (cell, figure) for cell in cells for figure in cell.figures
-        if figure.better != "neither" and (not asked.metrics or figure.metric in asked.metrics)
-    ]  # fmt: skip
-    if asked.metrics:
-        known = dict.fromkeys(f.metric for cell in cells for f in cell.figures if f.better != "neither")
-        for metric in asked.metrics:
-            if metric not in known:
-                raise HistoryError(f"--metric {metric}: {first.folder} has no such figure; it has {', '.join(known)}")
+    whose = baseline[0].folder if len(baseline) == 1 else f"baseline {name}"
+    marks = _marked(history, baseline)
+    wanted = [one for one in marks if not asked.metrics or one.figure.metric in asked.metrics]
+    known = dict.fromkeys(one.figure.metric for one in marks)
+    for metric in asked.metrics:
+        if metric not in known:
+            raise HistoryError(f"--metric {metric}: {whose} has no such figure; it has {', '.join(known)}")
     if not wanted:
-        raise HistoryError(f"baseline {name}: {first.folder} has no figure: every trial of it failed or is marked")
-    anchors = _anchors(cells, asked.anchor, first)
+        raise HistoryError(f"baseline {name}: {whose} has no figure: every trial of it failed or is marked")
+    cells = list({cell.key: cell for run in reversed(baseline) for cell in history.cells(run.folder)}.values())
+    anchors = _anchors(cells, asked.anchor, whose)
     by_run = history.cells_by_run([cell.key for cell in cells])
     runs = [(run, {cell.key: cell for cell in by_run[run.folder]}) for run in history.runs]
     marked = {run.folder for run in baseline}
     judged = []
-    for cell, figure in wanted:
+    for first, cell, figure in wanted:
         anchor = anchors.get((cell.device, cell.workload, cell.model)) or anchors.get((cell.device, cell.workload, ""))
         own = _Line(first, cell, figure, anchor if anchor is not None and anchor.key != cell.key else None, asked)
         one = own.judged(runs, marked)
         judged.append(replace(one, is_anchor=anchor is not None and anchor.key == cell.key))
-    return Judgement(tuple(baseline), tuple(_controlled(judged)), len(history.runs), tuple(_notes(asked, judged)))
+    notes = (*_notes(asked, judged), *_not_judged(history, baseline, cells))
+    return Judgement(tuple(baseline), tuple(_controlled(judged)), len(history.runs), notes)
 
 
-def _anchors(cells: Sequence[CellPoint], name: str | None, run: RunPoint) -> dict[tuple[str, str, str], CellPoint]:
+class _Marked(NamedTuple):
+    """A figure that is judged, by the first run of the baseline that has it."""
+
+    run: RunPoint
+    cell: CellPoint
+    figure: Figure
+
+
+def _marked(history: History, baseline: Sequence[RunPoint]) -> list[_Marked]:
+    """Of all runs of the baseline: in one of them an arm may have failed, or every trial of it may be marked."""
+    found: dict[tuple[object, ...], list[_Marked]] = {}
+    for run in baseline:
+        own: dict[tuple[object, ...], list[_Marked]] = {}
+        for cell in history.cells(run.folder):
+            for figure in cell.figures:
+                if figure.better != "neither":
+                    own.setdefault((*cell.key, *figure.key), []).append(_Marked(run, cell, figure))
+        found |= {key: figures for key, figures in own.items() if key not in found}
+    return [one for figures in found.values() for one in figures]
+
+
+def _not_judged(history: History, baseline: Sequence[RunPoint], cells: Sequence[CellPoint]) -> Iterator[str]:
+    """Cells that the newest run of these plans has, and the baseline has not: nothing says what they were before."""
+    plans, known = {run.plan for run in baseline}, {cell.key for cell in cells}
+    newest = [run for run in history.runs if run.plan in plans][-1:]
+    labels = [cell.label for run in newest for cell in history.cells(run.folder) if cell.key not in known]
+    if labels:
+        more = f" and {len(labels) - MOST_TOLD} more" if len(labels) > MOST_TOLD else ""
+        yield f"In no run of the baseline, and so not judged: {'; '.join(labels[:MOST_TOLD])}{more}."
+
+
+def _anchors(cells: Sequence[CellPoint], name: str | None, whose: str) -> dict[tuple[str, str, str], CellPoint]:
     """By device, workload and model; without the model where it has another one than the arms."""
     if name is None:
         return {}
     own = [cell for cell in cells if cell.engine == name]
     if not own:
         arms = ", ".join(dict.fromkeys(cell.engine for cell in cells))
-        raise HistoryError(f"--anchor {name}: {run.folder} has no such arm; it has {arms}")
+        raise HistoryError(f"--anchor {name}: {whose} has no such arm; it has {arms}")
     return {(cell.device, cell.workload, ""): cell for cell in own} | {
         (cell.device, cell.workload, cell.model): cell for cell in own
     }
