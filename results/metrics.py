@@ -179,10 +179,17 @@ def accuracy_observations(trial: Trial) -> list[Observation]:
     for score in trial.scores:
         if score.sample_id is not None:
             continue
-        rows.append(Observation(score.metric, None, "1", "measured", score.value))
-        no_stderr = None if score.stderr is not None else f"no closed-form standard error of {score.metric}"
-        rows.append(Observation(f"{score.metric}_stderr", None, "1", "measured", score.stderr, no_stderr))
+        value, why = (score.value, None) if math.isfinite(score.value) else (None, no_number(score.metric, score.value))
+        rows.append(Observation(score.metric, None, "1", "measured", value, why))
+        stderr = score.stderr if score.stderr is not None and math.isfinite(score.stderr) else None
+        no_stderr = None if stderr is not None else f"no closed-form standard error of {score.metric}"
+        rows.append(Observation(f"{score.metric}_stderr", None, "1", "measured", stderr, no_stderr))
     return rows
+
+
+def no_number(metric: str, value: float) -> str:
+    """Why a score is none: where every answer of a sample has a probability of 0, tasks divide 0 by 0."""
+    return f"{metric} came out as {value}, which is no number to go by"
 
 
 def technique_observations(trial: Trial) -> list[Observation]:

@@ -14,6 +14,7 @@ from results.derivation import phase_intervals
 from results.energy import NO_JOULES
 from results.records import PowerTrace, Score
 from results.report.csv import csv_text
+from results.report.html import html_text
 from results.runs import RunData
 from results.summary import summary
 from results.trial_tables import request_frames, trials
@@ -93,6 +94,24 @@ def test_a_batch_decodes_once_all_its_prompts_are_read_in_tokens_a_second_as_in_
     per_s, per_token = (row(data, metric, "decode")["mean"] for metric in ("throughput", "energy_per_token"))
     assert per_s == pytest.approx(2.0)
     assert per_s * per_token == pytest.approx(row(data, "average_power", "decode")["mean"]) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_score_that_is_no_number_is_missing_and_all_else_is_told(value: float) -> None:
+    """TruthfulQA divides 0 by 0 where every answer has a probability of 0: no table of the run could be written."""
+    scores = (
+        Score(metric="acc", value=1.0, sample_id="s0"), Score(metric="acc", value=value, sample_id="s1"),
+        Score(metric="acc", value=value, stderr=value, n=2),
+    )  # fmt: skip
+    cells = [cell(name, engine=name, reference_id="exact") for name in ("exact", "tiers")]
+    data = run(cells, [scored("exact", "10"), scored("tiers", "10", scores=scores)])
+    found = tables.accuracy(data).set_index(["cell", "metric"])
+    assert found["mean"]["exact", "acc"] == 0.5
+    assert math.isnan(found["mean"]["tiers", "acc"])
+    assert math.isnan(found["mean"]["tiers", "acc_stderr"])
+    why = f"acc came out as {value}, which is no number to go by"
+    assert found["reason"]["tiers", "acc"] == why
+    assert why in html_text(data)
 
 
 @pytest.mark.parametrize(("phase", "n_tokens"), [("prefill", 10), ("decode", 4), ("all", 10 + 6)])

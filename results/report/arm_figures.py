@@ -20,7 +20,7 @@ import pandas as pd
 from results.binary_scores import binary_metrics
 from results.cells import answering, left_out_reason, no_room, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
-from results.metrics import NO_METER, RELATIVE_UNITS, time_method
+from results.metrics import NO_METER, RELATIVE_UNITS, no_number, time_method
 from results.operations import outside_share
 from results.records import NO_MODEL, Cell, Method, Phase
 from results.report.arms import Arm
@@ -222,9 +222,12 @@ class ArmFigures:
         )
         if not is_mean and aggregate is None:
             return replace(none, reason="it has no score")
+        value = mean_score(scores) if is_mean else aggregate
+        if value is None or not math.isfinite(value):
+            return replace(none, reason=no_number(metric, value if value is not None else math.nan))
         return replace(
             none,
-            value=mean_score(scores) if is_mean else aggregate,
+            value=value,
             method="measured",
             n=len(scores) if is_mean else wholes[0].n,
             scores=scores if is_mean else None,
