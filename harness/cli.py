@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 from harness.interrupts import end_at_once
 
 
 def main() -> None:
     end_at_once()
+    _show_what_it_lacks()
     from harness.commands import app
 
     try:
@@ -17,3 +21,9 @@ def main() -> None:
         end_unforeseen(error)
     finally:
         end_at_once()
+
+
+def _show_what_it_lacks() -> None:
+    """A terminal of another alphabet (ISO-8859-1) shows a sign that it lacks by its number, and the command goes on."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

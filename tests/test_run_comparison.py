@@ -346,6 +346,18 @@ def test_the_command_names_sides_writes_files_and_ends_with_1_where_b_is_worse(t
     assert {one["verdict"] for one in json.loads(back.stdout)["rows"]} >= {"better"}
 
 
+def test_a_terminal_of_another_alphabet_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with 1, which says that B is worse."""
+    folders = [
+        write_run(tmp_path / name, [cell("c1", engine_parameters=settings)], [made_trial("c1", i, 1.0) for i in (0, 1)])
+        for name, settings in (("a", {}), ("b", {"experts": "int8"}))
+    ]
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = joulebench("compare", *map(str, folders), fresh=True)
+    assert (done.code, done.stderr) == (0, "")
+    assert r"experts not set \u2192 int8" in done.stdout
+
+
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
     for side, said in ((tmp_path / "x", "no such folder"), (tmp_path, "holds no run")):
         done = joulebench("compare", str(side), str(tmp_path))

@@ -182,8 +182,12 @@ def _anchors(cells: Sequence[CellPoint], name: str | None, whose: str) -> dict[t
 def _notes(asked: Asked, judged: Sequence[Judged]) -> Iterator[str]:
     if asked.anchor is not None:
         yield f"Times and joules are of each arm over {asked.anchor} in the same run: the machine's drift is out."
-    for line in dict.fromkeys(f"{one.arm}, since {words}" for one in judged for words in one.settings_changed):
-        yield f"Set otherwise: {line}. A change may be of that."
+    arms: dict[str, dict[str, None]] = {}
+    for one in judged:
+        for words in one.settings_changed:
+            arms.setdefault(words, {})[one.arm] = None
+    for words, own in arms.items():
+        yield f"Set otherwise: {', '.join(own)}, since {words}. A change may be of that."
     if any(one.figure.method == "modelled" for one in judged):
         yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
     yield (
