@@ -132,6 +132,24 @@ def test_a_run_has_the_variables_that_its_entry_was_added_with_and_no_others(
     assert "MALLOC_ARENA_MAX" not in settings
 
 
+def test_a_folder_that_is_away_leaves_the_run_due_until_it_is_back(tmp_path: Path) -> None:
+    """A disk that is not mounted: after three passes the time was given up."""
+    away = tmp_path / "away"
+    away.mkdir()
+    plan(tmp_path)
+    command = ("add", str(tmp_path / "plan.toml"), "--every", "1d", "--zone", "UTC", "--out", str(tmp_path / "runs"))
+    assert schedule(away, *command)[0] == 0
+    away.rmdir()
+    for _ in range(4):
+        code, _, errors = schedule(tmp_path, "run-due")
+        assert code == 7
+        assert "the run cannot be started" in errors
+        assert errors.rstrip().endswith("it stays due")
+    away.mkdir()
+    assert schedule(tmp_path, "run-due")[0] == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
 def children_of(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(one) for one in path.read_text().split()] if path.exists() else []

@@ -22,6 +22,7 @@ from harness.schedule.due import Ended, NotNowError, sha256_of
 from harness.schedule.entries import Book, Entry
 from harness.schedule.phones import make_ready, reach, run_program, switch
 from harness.sweep import PathError, set_value
+from harness.terminal import EXIT_NOT_WRITTEN
 from harness.variables import is_carried
 from results.database import DATABASE
 
@@ -106,7 +107,8 @@ class RealWorld:
                     pass_fds=[*descriptors, self._book.held[entry.name]],
                 )
             except OSError as error:
-                return Ended(-1, f"the run cannot be started ({error})")
+                # Its folder may be on a disk that is not there now.
+                return Ended(EXIT_NOT_WRITTEN, f"the run cannot be started ({error})")
         try:
             self._follow(process, log, start)
         except KeyboardInterrupt:
