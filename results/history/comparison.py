@@ -210,8 +210,8 @@ def _rests_notes(first: RunInfo, second: RunInfo, pairs: Sequence[Pair]) -> Iter
     arms_by_words: dict[str, dict[str, None]] = {}
     for pair in pairs:
         cell = pair.second
-        if words := changed_rests(one, other, cell.model, cell.device):
-            arms_by_words.setdefault(", ".join(words), {})[cell.engine] = None
+        if found := changed_rests(one, other, cell.model, cell.device):
+            arms_by_words.setdefault(", ".join(found), {})[cell.engine] = None
     for words, arms in arms_by_words.items():
         yield f"{', '.join(arms)}: files, variables or protocol differ: {words}."
     codes = [{i.value for i in info.inputs if i.name == OWN_CODE} for info in (first, second)]
