@@ -348,8 +348,9 @@ def test_the_command_names_sides_writes_files_and_ends_with_1_where_b_is_worse(t
 
 def test_a_terminal_of_another_alphabet_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with 1, which says that B is worse."""
+    trials = [made_trial("c1", i, seconds) for i, seconds in enumerate(times(1.0, 0))]
     folders = [
-        write_run(tmp_path / name, [cell("c1", engine_parameters=settings)], [made_trial("c1", i, s) for i, s in enumerate(times(1.0, 0))])
+        write_run(tmp_path / name, [cell("c1", engine_parameters=settings)], trials)
         for name, settings in (("a", {}), ("b", {"experts": "int8"}))
     ]
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
