@@ -18,7 +18,7 @@ constexpr int kMaxTokens = 8;
 constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough
 
 // Sums that registers hold beside four weights and an input.
-constexpr int kMostSums = kLanes == 16 ? 24 : 12;
+constexpr int kMostSums = kLanes == 16 ? 24 : 12, kMostParts = kLanes == 16 ? 24 : 8;
 
 // R matrix rows, `step` rows apart, times T input rows: out[R][T]. As many sums as registers hold.
 template <class S, int R, int T>
@@ -26,7 +26,7 @@ inline void dot_at_once(const typename S::element* rows, int64_t step, int64_t c
   const int64_t apart = step * columns;
   constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
-  const auto held = [](fN value) { return T > 2 ? in_register(value) : value; };
+  const auto held = [](fN value) { return T > 2 && kLanes == 16 ? in_register(value) : value; };
   const auto add = [&](int64_t c, int u) __attribute__((always_inline)) {
     fN weights[R];
 #pragma GCC unroll 4
@@ -60,21 +60,29 @@ inline void dot_at_once(const typename S::element* rows, int64_t step, int64_t c
     for (int i = 0; i < R * T; i++) out[i] += S::widen_one(rows[i / T * apart + c]) * x[i % T * columns + c];
 }
 
-// The same of any number: half of the tokens after the other, for the rows are near then.
-template <class S, int R, int T>
-inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
-  if constexpr (R * T <= kMostSums) {
-    dot_at_once<S, R, T>(rows, step, columns, x, out);
+// out[R][T] as dot(number of tokens, x, out) makes it of so many that there are no more than Most sums: half of the tokens
+// after the other, for the rows are near then. x: `stride` floats between tokens.
+template <int R, int T, int Most, class F>
+inline void in_halves(const float* x, int64_t stride, float* out, const F& dot) {
+  if constexpr (R * T <= Most) {
+    dot(std::integral_constant<int, T>{}, x, out);
   } else {
     constexpr int A = (T + 1) / 2, B = T - A;
     float first[R * A], second[R * B];
-    dot_in_order<S, R, A>(rows, step, columns, x, first);
-    dot_in_order<S, R, B>(rows, step, columns, x + A * columns, second);
+    in_halves<R, A, Most>(x, stride, first, dot);
+    in_halves<R, B, Most>(x + A * stride, stride, second, dot);
     for (int r = 0; r < R; r++) {
       std::copy_n(first + r * A, A, out + r * T);
       std::copy_n(second + r * B, B, out + r * T + A);
     }
   }
+}
+
+template <class S, int R, int T>
+inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
+  in_halves<R, T, kMostSums>(x, columns, out, [&](auto n, const float* some, float* to) {
+    dot_at_once<S, R, n>(rows, step, columns, some, to);
+  });
 }
 
 // Small floats read as large ones with the same bits are the value times 2^-120 or so. The input carries this factor so
@@ -127,35 +135,57 @@ inline void prepare_int4(const float* x, int64_t columns, float* prepared) {
   }
 }
 
+// Each input is read once for all rows, and so is each mask.
 template <int R, int T>
-inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
+inline void dot_int4_at_once(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
   const NibbleRows<R, float> rows(m, row, step);
   const int64_t stride = int4_stride(m.columns);
   fN totals[R][T] = {};
   for (int64_t block = 0; block < m.columns; block += kNibbleBlock) {
     const float* start = x + m.columns + block / 32 * kLanes;
+    uN words[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
       rows.ask(r, block);
-      const uN words = load_words(rows.words[r] + block / 8);
+      words[r] = load_words(rows.words[r] + block / 8);
+    }
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; half++) {
-        fN parts[T];
+    for (int half = 0; half < 2; half++) {
+      fN parts[R][T];
 #pragma GCC unroll 8
-        for (int t = 0; t < T; t++) parts[t] = load<fN>(start + t * stride + kLanes * half);
+      for (int t = 0; t < T; t++) {
+        const fN from = load<fN>(start + t * stride + kLanes * half);
 #pragma GCC unroll 4
-        for (int j = 4 * half; j < 4 * half + 4; j += kNibbles) {
-          const fN weight = __builtin_convertvector((wN)(words & nibble_mask(j)), fN);
+        for (int r = 0; r < R; r++) parts[r][t] = from;
+      }
+#pragma GCC unroll 4
+      for (int j = 4 * half; j < 4 * half + 4; j += kNibbles) {
+        fN weights[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) weights[r] = __builtin_convertvector((wN)(words[r] & nibble_mask(j)), fN);
 #pragma GCC unroll 8
-          for (int t = 0; t < T; t++) parts[t] += weight * load<fN>(x + t * stride + block + 8 * j);
+        for (int t = 0; t < T; t++) {
+          const fN input = in_register(load<fN>(x + t * stride + block + 8 * j));
+#pragma GCC unroll 4
+          for (int r = 0; r < R; r++) parts[r][t] += weights[r] * input;
         }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
         const float scale = *rows.scale(r, block + 32 * half);
 #pragma GCC unroll 8
-        for (int t = 0; t < T; t++) totals[r][t] += parts[t] * scale;
+        for (int t = 0; t < T; t++) totals[r][t] += parts[r][t] * scale;
       }
     }
   }
   sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
+}
+
+template <int R, int T>
+inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
+  in_halves<R, T, kMostParts>(x, int4_stride(m.columns), out, [&](auto n, const float* some, float* to) {
+    dot_int4_at_once<R, n>(m, row, step, some, to);
+  });
 }
 
 // Sign, exponent and mantissa, moved to where a float has them, are the value times 2^-126; see kRaise.
@@ -223,8 +253,9 @@ inline void dot_rows_of(const Matrix& m, int64_t row, int64_t step, int n_rows, 
 // As many rows at once as registers hold sums for, and what else a product of their format needs.
 template <int T>
 inline void dot_tokens(const Matrix& m, int64_t row, int64_t step, int n_rows, const float* x, float* out) {
-  constexpr int kFew = T <= 3 ? kStreams : kLanes == 16 || T <= 6 ? 2 : 1;
+  constexpr int kFew = T <= 3 ? kStreams : kLanes == 16 || T <= 6 ? 2 : 1, kOfInt4Rows = std::max(2, kFew);
   if (is_in_order(m)) dot_rows_of<true, kStreams, T>(m, row, step, n_rows, x, out);
+  else if (m.format == kInt4 && m.arithmetic == kByFp32) dot_rows_of<false, kOfInt4Rows, T>(m, row, step, n_rows, x, out);
   else dot_rows_of<false, kFew, T>(m, row, step, n_rows, x, out);
 }
 

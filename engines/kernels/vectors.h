@@ -56,8 +56,10 @@ inline V load(const void* from) {
 // each use, so that four rows of weights and four of inputs were 32 reads and not 8.
 template <class V>
 __attribute__((always_inline)) inline V in_register(V value) {
-#ifdef JOULEBENCH_AVX512
+#if defined(JOULEBENCH_AVX512)
   asm("" : "+v"(value));
+#elif defined(JOULEBENCH_AVX2)
+  asm("" : "+x"(value));
 #endif
   return value;
 }
