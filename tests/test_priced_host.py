@@ -234,6 +234,29 @@ def test_two_processes_of_one_unit_compute_after_each_other_and_send_over_their_
     assert with_s - seconds == 2 * (6 * 7 + 2 * (4 + 4 + 10 + 30 + 30 + 10))
 
 
+OTHERS = ("rank:0", "rank:1"), ((0, 4), (4, 0))
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "n_readers"),
+    [
+        ((Exchange("all_gather", *OTHERS), Exchange("all_to_all", *OTHERS)), 2),  # each has tokens of its own
+        ((Exchange("all_reduce", *OTHERS),), 1),
+        ((), 1),
+    ],
+)
+def test_each_process_of_one_unit_reads_the_weights_of_attention_for_its_tokens(
+    exchanges: tuple[Exchange, ...], n_readers: int
+) -> None:
+    plan = replace(plan_of(CallKind(unit="rank:0"), experts=(0, 1)), exchanges=exchanges)
+    sheet = host(more=RANKS, kernels=FREE)
+    found = operations(PricedStep(2, 2), [plan], SHAPE, "cpu", None, Travels(sheet))
+    # Of each of two layers: queries and output of 8 x 8 values, keys and values of 4 x 8.
+    own = [one for one in found if one.kernel == "attention"]
+    assert [one.weight_bytes for one in own] == [n_readers * 192 * 4] * 2
+    assert {one.flops for one in own} == {2 * 2 * 192 + 4 * 8 * 2 * 2}, "each token is computed once"
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -108,6 +108,7 @@ class Schedule:
         place_of = {number: i for i, number in enumerate(numbers)}
         if of_step:
             yield of_step
+        n_readers = self._n_readers(next((plan for plan in plans if plan is not None), None))
         before: dict[tuple[bool, bool], tuple[Operation, ...]] = {}
         for layer in range(shape.n_layers):
             reused = layer % len(numbers)
@@ -116,7 +117,8 @@ class Schedule:
             fetches = plan is not None and len(plan.transfers) > 0
             first = before.get((is_dense, fetches), ())
             if not first:
-                first = self._kept((step, is_dense, fetches), partial(self._before_ffn, step, is_dense, fetches))
+                own = step, is_dense, fetches, n_readers
+                first = self._kept(own, partial(self._before_ffn, *own))
                 before[is_dense, fetches] = first
             n += len(first)
             yield first
@@ -135,14 +137,21 @@ class Schedule:
             self._parts[key] = tuple(make())
         return self._parts[key]
 
-    def _before_ffn(self, step: PricedStep, is_dense: bool, fetches: bool) -> list[Operation]:
-        """What stands before the experts of a layer, or before its one block."""
+    def _n_readers(self, plan: DispatchPlan | None) -> int:
+        """Processes for which one unit stands in that read the weights of attention, each for tokens of its own."""
+        if plan is None or self._sheet is None or all(exchange.kind != "all_gather" for exchange in plan.exchanges):
+            return 1
+        units = plan.exchanges[0].units
+        return max(1, sum(unit != self._backbone == self._sheet.computing(unit) for unit in units))
+
+    def _before_ffn(self, step: PricedStep, is_dense: bool, fetches: bool, n_readers: int) -> list[Operation]:
+        """What stands before the experts of a layer, or before its one block. n_readers: as of `_n_readers`."""
         shape, rest, steps = self._shape, self._rest, Steps()
         for operation in (
             *self._engine(step, "layer", 1 if is_dense else 1 + shape.top_k),
             *(self._engine(step, "fetching layer", 1 + shape.top_k) if fetches else ()),
             norm(step, shape, rest),
-            *_attention(step, shape, self._backbone, self._sheet),
+            *_attention(step, shape, self._backbone, self._sheet, n_readers),
             residual("attention residual", step.n_tokens, shape, rest),
             norm(step, shape, rest),
         ):
@@ -345,12 +354,13 @@ def norm(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
     return made("norm", unit, "norm", moved_bytes=2.0 * row_bytes(shape) * step.n_tokens)
 
 
-def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None) -> list[Operation]:
+def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None, n_readers: int) -> list[Operation]:
     own = None if sheet is None else sheet.units.get(unit)
     apart = own is not None and "scores" in own.kernels
     reads = own is not None and isinstance(own.price("attention"), Roofline)
     tile = 1 if own is None or own.query_tile is None else int(own.query_tile.value)
-    return attention(step, shape, unit, apart, reads, tile)
+    found = attention(step, shape, unit, apart, reads, tile)
+    return [same(replace(one, weight_bytes=n_readers * one.weight_bytes)) for one in found] if n_readers > 1 else found
 
 
 def attention(

@@ -2,9 +2,9 @@
 
 python -m tests.benchmarks.model_validation [PIECE ...] [--fits DIR] [--arm NAME ...] [--quick]
 
-Pieces, each of some minutes, so that a machine need not be quiet for all of them at once: `fp32` and `bf16` fit a
-sheet, answer requests in the same rounds, and write the sheet into DIR; `ranks` (fp32) reads it. Without a piece all
-are done. Rows of the page that a piece does not measure stay.
+Pieces, each of some minutes, so that a machine need not be quiet for all of them at once: `fp32`, `bf16`, and `ranks`
+for two processes in fp32. Each fits a sheet, answers requests in the same rounds, and keeps the sheet in DIR. Without a
+piece all are done. Rows of the page that a piece does not measure stay, and all of them where others used the machine.
 
 What `joulebench model fit` measures is measured on models of one half of the shapes. Models of the other half, with
 prompts of other lengths, answer requests by each technique; the same plans are priced by the fitted sheet. No point of
@@ -22,16 +22,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from devices.cpu_seconds import usable_cpus
-from devices.models.sheet import Sheet, load_sheet
+from devices.models.sheet import Sheet
 from devices.models.sheet_text import sheet_text
-from engines.curves.host import QUICK, WHOLE, Grid, MadeModel, fit_unit, made_model
+from engines.curves.host import QUICK, THIN, WHOLE, Grid, MadeModel, fit_unit, made_model
 from engines.curves.machine import sheet_of_units
-from engines.curves.rounds import Measured, Piece, Work, measured
+from engines.curves.rounds import Measured, Piece, Work
 from engines.curves.steps import EngineRun, priced, request_of
 from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes
@@ -58,8 +59,8 @@ Prompt = tuple[int, int]
 PROMPTS: tuple[Prompt, ...] = ((160, 64), (352, 192))
 QUICK_PROMPTS = PROMPTS[:1]
 N_NEW, N_ROUNDS = 13, 5
-RANK_SIZES = 3
-"""Models on which what ranks send is fitted."""
+RANK_SIZES, RANK_PROMPTS, RANK_CHUNK = 3, (40, 96, 256), 128
+"""Models of the fit of ranks, beside one of next to no work; the lengths of their prompts, and of a chunk."""
 MEDIAN_AIM, P90_AIM = 10.0, 25.0
 WITNESS_BYTES = 1 << 28
 """More than caches hold."""
@@ -71,6 +72,7 @@ ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "cache, lru of half the experts": ("lru", {}),
 }
 BF16_ARMS = ("dropless", "blocks, blockwise")
+RANKS = "two processes, expert-parallel"
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,10 @@ class Witness:
         self.gigabytes_per_s.append(WITNESS_BYTES / took_s / 1e9)
         return [took_s]
 
-    def row(self, form: Form) -> Measurement:
+    def row(self, where: str) -> Measurement:
         read = self.gigabytes_per_s
         note = f"{len(read)} times through the rounds; least {min(read):.0f}, most {max(read):.0f}"
-        return figure("memory read", median(read), "GB/s", f"the same sum all the time; weights in {form}", note=note)
+        return figure("memory read", median(read), "GB/s", f"the same sum all the time; {where}", note=note)
 
 
 def technique_of(name: str, parameters: Mapping[str, object], sizes: MadeSizes) -> TechniqueParameters:
@@ -180,7 +182,15 @@ def rows_of(arms: Sequence[Arm], found: Measured, sheet: Sheet, form: Form) -> l
     return [*summary, *single]
 
 
-def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> tuple[Sheet, list[Measurement]]:
+class Validated(NamedTuple):
+    """is_quiet: whether nobody disturbed what the sheet was fitted on."""
+
+    sheet: Sheet
+    rows: list[Measurement]
+    is_quiet: bool
+
+
+def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> Validated:
     """The sheet of this machine's CPU, and how far it misses. Fit and requests share their rounds: what the machine's
     memory gives changes by half within a minute, whoever else uses it."""
     began_s = time.perf_counter()
@@ -198,37 +208,42 @@ def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> t
         found = fit_unit(grid, form, threads, beside=beside)
         sheet = sheet_of_units(f"fit-{form}", form, threads, {"cpu": found})
         points = tuple(point for point in found.beside if point.piece not in Witness.pieces)
-        rows = [*rows_of(arms, found.measured._replace(points=points), sheet, form), witness.row(form)]
+        rows = [*rows_of(arms, found.measured._replace(points=points), sheet, form), witness.row(f"weights in {form}")]
     print(f"{form}, {threads} threads: after {time.perf_counter() - began_s:.0f} s", flush=True)
-    return sheet, rows
+    return Validated(sheet, rows, found.measured.is_quiet)
 
 
-def validated_ranks(grid: Grid, cpu: Sheet, n: int) -> list[Measurement]:
-    """Two processes, in fp32. grid: of the fit of what travels. n: rounds."""
+def validated_ranks(grid: Grid, is_quick: bool) -> Validated:
+    """Two processes, in fp32, in the rounds of a fit of their own."""
+    threads = all_threads()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
-        def started(sizes: Sequence[MadeSizes], first_seed: int, prompts: Sequence[Prompt]) -> list[Ranks]:
-            found = []
+        def started(sizes: Sequence[MadeSizes], first_seed: int, prompts: Sequence[int], chunk: int) -> list[Ranks]:
+            found: list[Ranks] = []
             for seed, own in enumerate(sizes, first_seed):
-                made = made_model(folder, own, "fp32", seed)
-                for prompt in prompts:
-                    found.append(ranks_of(made, *prompt, N_NEW))
-                    stack.callback(found[-1].engine.close)
+                ranks = ranks_of(made_model(folder, own, "fp32", seed), prompts, chunk, N_NEW, own is THIN)
+                stack.callback(ranks[0].engine.close)
+                found += ranks
             return found
 
-        fits = started(grid.sizes[:RANK_SIZES], 0, grid.prompts[:2])
-        sheets = fitted_sheets(cpu, fits, n)
-        for one in fits:
-            one.engine.close()
-        held_out = started(HELD_OUT, 100, PROMPTS[:1])
+        fits = started((*grid.sizes[:RANK_SIZES], THIN), 0, RANK_PROMPTS, RANK_CHUNK)
+        n_prompt, chunk = PROMPTS[0]
+        held_out = started(HELD_OUT[:3] if is_quick else HELD_OUT, 100, (n_prompt,), chunk)
+        witness = Witness()
+        found = fit_unit(grid, "fp32", threads, beside=[*fits, witness, *held_out])
+        cpu = sheet_of_units("fit-ranks", "fp32", threads, {"cpu": found})
+        n_fitted = sum(len(one.pieces) for one in fits)
+        sheets = fitted_sheets(cpu, fits, found.beside[:n_fitted])
 
         def price(_: Sheet, one: Ranks) -> Sequence[float]:
             return one.modelled(sheets)
 
-        name = "two processes, expert-parallel"
-        arms = [Arm(name, one.run, partial(price, one=one), one.engine.take_road) for one in held_out]
-        return rows_of(arms, measured([arm.run for arm in arms], n), cpu, "fp32")
+        arms = [Arm(RANKS, one.run, partial(price, one=one), one.engine.take_road) for one in held_out]
+        points = found.beside[n_fitted + len(witness.pieces) :]
+        rows = rows_of(arms, found.measured._replace(points=points), cpu, "fp32")
+        own = witness.row(f"{RANKS}; weights in fp32")
+        return Validated(cpu, [*rows, own], found.measured.is_quiet)
 
 
 def all_threads() -> int:
@@ -239,50 +254,55 @@ REMARKS = f"""Prices are fitted on five made models, and on prompts of other len
 models then answer requests by each technique; the schedule prices the plans that they make. No time of these is in the
 fit. Misses are of |modelled / measured - 1|, over models and prompts. Targets are upper bounds. Experts are random, so
 that routers choose all of them about as often. All models are larger than the processor's caches, as real ones are: a
-token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' median. Two processes: a rank that waits
-lends its core to the other (docs/techniques/parallel.md), so that a layer is priced as all of its work over all cores,
-and what the ranks send beside that: messages in prefill, shared memory for a decoded token. One rank's wait for the
-other counts as disturbed.
+token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' median. Fit and requests share their rounds.
 
-Fit and requests share their rounds, but those of two processes. "Memory read" is a sum that is the same all the time.
-Nothing is made of it: it shows how the machine changed meanwhile. It is a virtual machine, and what its memory gives
-changes by half within a minute. Runs of this page differ: docs/model-fit.md has two more, and the causes that are
-known."""
+Two processes have a fit of their own, with the models of one process and four that two processes compute. A process
+that waits lends its core to the other (docs/techniques/parallel.md), so that a layer is priced as all of its work over
+all cores. Beside that: what they send (messages in prefill, shared memory for a decoded token), and in prefill the
+weights of attention, which each of them reads. One process's wait for the other counts as disturbed.
+
+"Memory read" is a sum that is the same all the time. Nothing is made of it: it shows how the machine changed meanwhile.
+It is a virtual machine, and what its memory gives changes by half within a minute. Runs of this page differ:
+docs/model-fit.md has others, and the causes that are known."""
 
 
 PIECES = ("fp32", "bf16", "ranks")
 
 
-def rows_of_piece(piece: str, folder: Path, asked: argparse.Namespace) -> list[Measurement]:
-    """Raises `DeviceError` where the sheet of a fit is missing."""
+def of_piece(piece: str, asked: argparse.Namespace) -> Validated:
     grid = QUICK if asked.quick else WHOLE._replace(n_rounds=N_ROUNDS)
     if piece == "ranks":
-        return validated_ranks(grid, load_sheet(folder / "fit-fp32.toml"), grid.n_rounds)
+        return validated_ranks(grid, asked.quick)
     form: Form = "bf16" if piece == "bf16" else "fp32"
     names = ARMS if form == "fp32" else BF16_ARMS
-    sheet, rows = validated(form, [n for n in names if n in (asked.arm or names)], grid, asked.quick)
-    (folder / f"fit-{form}.toml").write_text(sheet_text(sheet), encoding="utf-8")
-    return rows
+    return validated(form, [n for n in names if n in (asked.arm or names)], grid, asked.quick)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"of {', '.join(PIECES)}; all without one")
-    parser.add_argument("--fits", type=Path, help="the folder of the fitted sheets; one that goes without it")
+    parser.add_argument("--fits", type=Path, help="the folder that keeps the fitted sheets; without it none is kept")
     parser.add_argument("--arm", action="append", choices=list(ARMS), help="this one alone; may be given again")
     parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds, printed and not kept")
     asked = parser.parse_args()
     if unknown := set(asked.pieces) - set(PIECES):
         parser.error(f"no piece is called {', '.join(sorted(unknown))}; there are {', '.join(PIECES)}")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.fits or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        rows = [row for piece in asked.pieces or PIECES for row in rows_of_piece(piece, folder, asked)]
-    for row in rows:
-        told = f"{row.ratio:.2f}" if row.ratio else ""
-        print(f"{row.metric:24} {row.ours:9.3f} {row.peer or 0:9.3f} {row.unit} {told:6} {row.conditions}; {row.note}")
-    if rows and not asked.quick:
-        write_page(PAGE, "The schedule against this machine", merged(read_json(PAGE), rows), REMARKS)
+    for piece in asked.pieces or PIECES:
+        found = of_piece(piece, asked)
+        if asked.fits:
+            asked.fits.mkdir(parents=True, exist_ok=True)
+            (asked.fits / f"fit-{piece}.toml").write_text(sheet_text(found.sheet), encoding="utf-8")
+        for row in found.rows:
+            told = f"{row.ratio:.2f}" if row.ratio else ""
+            print(
+                f"{row.metric:24} {row.ours:9.3f} {row.peer or 0:9.3f} {row.unit} {told:6} {row.conditions}; {row.note}"
+            )
+        if not found.is_quiet:
+            print(
+                f"{piece}: others used the machine meanwhile; its rows of the page stay. Measure it again", flush=True
+            )
+        elif not asked.quick:
+            write_page(PAGE, "The schedule against this machine", merged(read_json(PAGE), found.rows), REMARKS)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,25 @@
 """Two processes of one thread each, for `tests.benchmarks.model_validation`: their prices, and what is measured.
 
 The prices of kernels are those of one process with all threads. A rank that waits lends its core to the other, so that
-a layer takes what its work takes over all cores, and the machine's unit stands in for the ranks. What an exchange costs
-is fitted on requests of the models of the fit, answered by two processes: seconds of each thing that is sent, and of
-its bytes. In prefill these are messages (gloo). What a decoded token sends goes through memory that both share, which
-takes a tenth of the time: it has a price of its own.
+a layer takes what its work takes over all cores, and the machine's unit stands in for the ranks. The rest is fitted on
+requests of the models of the fit, answered by two processes in the same rounds:
+
+    each thing that is sent, and its bytes   in prefill messages (gloo). What a decoded token sends goes through memory
+                                             that both share, which takes a tenth of the time: it has its own price
+    weights of attention, in prefill         each process reads all of them for its tokens, with one thread. What that
+                                             takes longer than one process with all threads takes for as many bytes
+
+One of these models has next to no work, so that messages alone take its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from devices.models.fit import Amounts, checked_fit
 from devices.models.operation import TRANSFER
@@ -20,65 +28,97 @@ from devices.models.timeline import Timeline
 from engines.base import unheard
 from engines.curves.host import MadeModel, sheet_of
 from engines.curves.prices import origin_of
-from engines.curves.rounds import measured
+from engines.curves.rounds import Piece, Point
 from engines.curves.steps import EngineRun, Phases, phases_of, request_of
-from engines.model.checkpoints import inspect_checkpoint
+from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import RanksAsked
 from engines.pricing.modelled import ModelledEngine
+from engines.pricing.shapes import ModelShape
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
-from results.records import Request
 
 N_RANKS = 2
 TECHNIQUE = "expert-parallel"
 PHASES = ("prefill", "decode")
-SENT = {"prefill": ("launches", "moved_bytes"), "decode": ("launches",)}
-"""What is fitted of it. The few kilobytes of a decoded token take a microsecond of the memory."""
+FITTED = {"prefill": ("launches", "moved_bytes", "attention_bytes"), "decode": ("launches",)}
+"""Of `Priced.amounts`. The few kilobytes that a decoded token sends take a microsecond of the memory."""
 ENDLESS = {"value": 1e18, "kind": "assumed", "origin": "nothing, before it is fitted"}
+
+
+class Priced(NamedTuple):
+    """Seconds of a request. amounts: of its prefill and of a decoded token, things that are sent and their bytes, and
+    weights of attention that are read."""
+
+    phases: Phases
+    amounts: tuple[Amounts, Amounts]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """A made model in two processes, and the same plans in one. `close` ends them."""
+    """`engines.curves.rounds.Work`: a request that two processes answer; closing the engine ends them. folder: of the
+    model. sends_alone: whether it has next to no work, so that what is sent takes its time."""
 
     run: EngineRun
     engine: ParallelEngine
-    plans: ReferenceEngine
-    made: MadeModel
+    folder: Path
+    shape: ModelShape
+    sends_alone: bool
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return self.run.pieces
+
+    def seconds(self) -> Sequence[float]:
+        """Pieces of one process, which take turns with it, have all threads again afterwards."""
+        n_threads = torch.get_num_threads()
+        try:
+            return self.run.seconds()
+        finally:
+            torch.set_num_threads(n_threads)
 
     def modelled(self, sheets: RankSheets) -> Phases:
         """Each phase by its sheet."""
-        return Phases(self.priced(sheets.prefill)[0].prefill_s, self.priced(sheets.decode)[0].decode_s)
+        prefill, decode = self.priced(sheets)
+        return Phases(prefill.phases.prefill_s, decode.phases.decode_s)
 
-    def priced(self, sheet: Sheet) -> tuple[Phases, tuple[Amounts, Amounts]]:
-        """Seconds, and what is sent in prefill and for one decoded token: how many things, and how many bytes."""
+    def priced(self, sheets: Sequence[Sheet]) -> list[Priced]:
+        """By each of the sheets. The plans are made in one process, which reads the model for it: nobody needs it
+        whole while ranks are measured."""
+        technique, n_threads = preset_parameters(TECHNIQUE).model_validate({}), torch.get_num_threads()
+        checkpoint = load_checkpoint(str(self.folder), torch.float32)
+        plans = ReferenceEngine(checkpoint, technique, self.run.chunk, threads=n_threads, ranks=N_RANKS)
+        return [self._priced(plans, sheet) for sheet in sheets]
+
+    def _priced(self, plans: ReferenceEngine, sheet: Sheet) -> Priced:
         timeline = Timeline(sheet)
-        self.plans.reset()
-        modelled = ModelledEngine(self.plans, timeline, "cpu", self.made.shape)
-        completion = modelled.run(self.run.request, unheard)
+        plans.reset()
+        completion = ModelledEngine(plans, timeline, "cpu", self.shape).run(self.run.request, unheard)
         assert completion.prefill_end_s is not None  # it generated
         starts_s, places, distinct = timeline.operations(0)
-        sent: list[dict[str, float]] = [{"launches": 0.0, "moved_bytes": 0.0} for _ in range(2)]
+        found = [dict.fromkeys(FITTED["prefill"], 0.0) for _ in PHASES]
         n_decoded = completion.n_generated - 1
         for start_s, place in zip(starts_s.tolist(), places.tolist(), strict=True):
             operation = distinct[place][0]
+            decodes = start_s >= completion.prefill_end_s
+            own, share = found[decodes], 1 / n_decoded if decodes else 1.0
             if operation.kernel == TRANSFER:
-                decodes = start_s >= completion.prefill_end_s
-                share = 1 / n_decoded if decodes else 1.0
-                sent[decodes]["launches"] += share
-                sent[decodes]["moved_bytes"] += share * operation.moved_bytes
-        return phases_of(completion), (sent[0], sent[1])
+                own["launches"] += share
+                own["moved_bytes"] += share * operation.moved_bytes
+            elif operation.kernel == "attention":
+                own["attention_bytes"] += share * operation.weight_bytes
+        return Priced(phases_of(completion), (found[0], found[1]))
 
 
-def ranks_of(made: MadeModel, n_prompt: int, chunk: int, n_new: int) -> Ranks:
+def ranks_of(made: MadeModel, prompts: Sequence[int], chunk: int, n_new: int, sends_alone: bool = False) -> list[Ranks]:
+    """A request of each length, of the same two processes. sends_alone: as of `Ranks`."""
     technique: Any = preset_parameters(TECHNIQUE).model_validate({})
     engine = ParallelEngine(
         RanksAsked(inspect_checkpoint(str(made.folder)), technique, N_RANKS, prefill_chunk=chunk, threads=1)
     )
-    plans = ReferenceEngine(made.checkpoint, technique, chunk, threads=1, model=made.model, ranks=N_RANKS)
-    request: Request = request_of(n_prompt, n_new, made.shape.vocabulary, seed=21)
-    return Ranks(EngineRun(made.name, engine, made.shape, request, chunk), engine, plans, made)
+    requests = [request_of(n, n_new, made.shape.vocabulary, seed=21) for n in prompts]
+    runs = [EngineRun(made.name, engine, made.shape, request, chunk) for request in requests]
+    return [Ranks(run, engine, made.folder, made.shape, sends_alone) for run in runs]
 
 
 class RankSheets(NamedTuple):
@@ -88,34 +128,44 @@ class RankSheets(NamedTuple):
     decode: Sheet
 
 
-def sheet_with(cpu: Sheet, link: dict[str, Any]) -> Sheet:
-    """The sheet of the machine, which stands in for its ranks, and what lies between them."""
+def sheet_with(cpu: Sheet, link: dict[str, Any], attention: dict[str, Any] | None = None) -> Sheet:
+    """The sheet of the machine, which stands in for its ranks, and what lies between them. attention: a figure that is
+    added to what a byte of its weights takes."""
     whole = cpu.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     ranks = {f"rank:{rank}": "cpu" for rank in range(N_RANKS)}
     between = {"source": ["rank"], "target": ["rank"], "kind": "shared", **link}
     links = {"ranks": between, **whole.get("links", {})}
     stands_in = {**whole.get("stands_in", {}), **ranks}
+    if attention is not None:
+        line = whole["units"]["cpu"]["kernels"]["attention"]
+        before_s = line.get("s_per_weight_byte", {}).get("value", 0.0)
+        line["s_per_weight_byte"] = {**attention, "value": before_s + attention["value"]}
     return sheet_of("ranks", "two processes", "measured", whole["units"], links, stands_in=stands_in)
 
 
-def fitted_sheets(cpu: Sheet, runs: Sequence[Ranks], n_rounds: int) -> RankSheets:
-    """runs: of the models of the fit."""
+def fitted_sheets(cpu: Sheet, runs: Sequence[Ranks], points: Sequence[Point]) -> RankSheets:
+    """runs: of the models of the fit. points: of their pieces."""
     free = sheet_with(cpu, {"bytes_per_s": ENDLESS})
-    seconds = [point.seconds for point in measured([one.run for one in runs], n_rounds).points]
-    sheets = []
-    found = [one.priced(free) for one in runs]
+    found, sheets = [one.priced([free])[0] for one in runs], []
     for number, phase in enumerate(PHASES):
-        known = [phases[number] for phases, _ in found]
-        sent = [amounts[number] for _, amounts in found]
-        sheets.append(sheet_with(cpu, _between(phase, sent, seconds[number :: len(PHASES)], known)))
+        # A token of that model sends less in a layer: its attention is too small to be split.
+        own = [i for i, one in enumerate(runs) if phase == "prefill" or not one.sends_alone]
+        known = [found[i].phases[number] for i in own]
+        amounts = [found[i].amounts[number] for i in own]
+        took = [points[len(PHASES) * i + number].seconds for i in own]
+        sheets.append(_sheet(cpu, phase, amounts, took, known))
     return RankSheets(*sheets)
 
 
-def _between(phase: str, sent: Sequence[Amounts], seconds: Sequence[float], known: Sequence[float]) -> dict[str, Any]:
-    """known: seconds of all that is not sent."""
-    fit = checked_fit(f"exchanges of {phase}", SENT[phase], sent, seconds, known)
+def _sheet(
+    cpu: Sheet, phase: str, amounts: Sequence[Amounts], seconds: Sequence[float], known: Sequence[float]
+) -> Sheet:
+    """known: seconds of all that the prices of one process have."""
+    fit = checked_fit(f"ranks in {phase}", FITTED[phase], amounts, seconds, known)
     told = {"kind": "fitted", "origin": origin_of(fit)}
-    each_s, byte_s = (*fit.constants, 0.0)[:2]
-    print(f"{phase}: {each_s * 1e6:.0f} us each, {byte_s * 1e9:.3f} s/GB; {told['origin']}", flush=True)
+    each_s, byte_s, weight_s = (*fit.constants, 0.0, 0.0)[:3]
+    price = f"{each_s * 1e6:.0f} us each, {byte_s * 1e9:.3f} s/GB, weights of attention {weight_s * 1e9:.3f} s/GB more"
+    print(f"{phase}: {price}; {told['origin']}", flush=True)
     rate = {"value": 1 / byte_s, **told} if byte_s else ENDLESS
-    return {"latency_s": {"value": each_s, **told}, "bytes_per_s": rate}
+    link = {"latency_s": {"value": each_s, **told}, "bytes_per_s": rate}
+    return sheet_with(cpu, link, {"value": weight_s, **told} if weight_s else None)
