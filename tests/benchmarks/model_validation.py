@@ -59,8 +59,8 @@ Prompt = tuple[int, int]
 PROMPTS: tuple[Prompt, ...] = ((160, 64), (352, 192))
 QUICK_PROMPTS = PROMPTS[:1]
 N_NEW, N_ROUNDS = 13, 5
-RANK_SIZES, RANK_PROMPTS, RANK_CHUNK = 3, (40, 96, 256), 128
-"""Models of the fit of ranks, beside one of next to no work; the lengths of their prompts, and of a chunk."""
+RANK_PROMPTS, RANK_CHUNK = (40, 96, 256), 128
+"""Of the models of the fit, where two processes compute them."""
 MEDIAN_AIM, P90_AIM = 10.0, 25.0
 WITNESS_BYTES = 1 << 28
 """More than caches hold."""
@@ -227,7 +227,7 @@ def validated_ranks(grid: Grid, is_quick: bool) -> Validated:
                 found += ranks
             return found
 
-        fits = started((*grid.sizes[:RANK_SIZES], THIN), 0, RANK_PROMPTS, RANK_CHUNK)
+        fits = started((*grid.sizes, THIN), 0, RANK_PROMPTS, RANK_CHUNK)
         n_prompt, chunk = PROMPTS[0]
         held_out = started(HELD_OUT[:3] if is_quick else HELD_OUT, 100, (n_prompt,), chunk)
         witness = Witness()
@@ -256,10 +256,10 @@ fit. Misses are of |modelled / measured - 1|, over models and prompts. Targets a
 that routers choose all of them about as often. All models are larger than the processor's caches, as real ones are: a
 token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' median. Fit and requests share their rounds.
 
-Two processes have a fit of their own, with the models of one process and four that two processes compute. A process
-that waits lends its core to the other (docs/techniques/parallel.md), so that a layer is priced as all of its work over
-all cores. Beside that: what they send (messages in prefill, shared memory for a decoded token), and in prefill the
-weights of attention, which each of them reads. One process's wait for the other counts as disturbed.
+Two processes have a fit of their own, whose models two processes compute as well. A process that waits lends its core
+to the other (docs/techniques/parallel.md), so that a layer is priced as all of its work over all cores. Beside that:
+what they send (messages in prefill, shared memory for a decoded token), and in prefill the weights of attention, which
+each of them reads. One process's wait for the other counts as disturbed.
 
 "Memory read" is a sum that is the same all the time. Nothing is made of it: it shows how the machine changed meanwhile.
 It is a virtual machine, and what its memory gives changes by half within a minute. Runs of this page differ:
