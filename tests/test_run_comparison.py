@@ -19,6 +19,7 @@ from results.history.compared import Compared
 from results.history.comparison import CompareError, Comparison, RunTold, Side, compare, told_of
 from results.history.rests import changed_rests, rests_of
 from results.history.unlike import What
+from results.report.changes_page import WORSE, ChangesPage, Drawn, _chart
 from results.runs import OWN_CODE
 from results.store import Store
 from tests.command import joulebench
@@ -357,6 +358,16 @@ def test_a_terminal_of_another_alphabet_is_no_error(tmp_path: Path, monkeypatch:
     done = joulebench("compare", *map(str, folders), fresh=True)
     assert (done.code, done.stderr) == (0, "")
     assert r"experts not set \u2192 int8" in done.stdout
+
+
+def test_an_interval_of_a_million_percent_hides_no_other_in_the_picture() -> None:
+    drawn = [Drawn("wide", -20.0, -99.0, 1e9, "not certain"), Drawn("small", 2.0, 1.0, 3.0, "worse")]
+    page = ChangesPage("t", "lead", "change", ["worse"], ["worse"], {"worse": WORSE}, drawn, (), (), (), ())
+    spec = json.dumps(_chart(page, drawn, "described"))
+    assert '"low": -80.0, "high": 80.0' in spec
+    assert '"low": 1.0, "high": 3.0' in spec
+    certain = Drawn("certain", 300.0, 200.0, 5000.0, "worse")
+    assert '"high": 5000.0' in json.dumps(_chart(page, [*drawn, certain], "described"))
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:

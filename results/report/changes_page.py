@@ -15,6 +15,11 @@ from results.report.plain_pages import frame, write_plain_pages
 
 MOST_DRAWN: Final = 60
 ROW_PX: Final = 18
+WIDEST: Final = 4.0
+"""Times the largest change: what is drawn of an interval that leaves 0 open."""
+LEAST_SPAN: Final = 5.0
+"""In % or points."""
+CUT: Final = "intervals that end at the edge are wider (the table has them)"
 STYLE: Final = "@page { size: landscape; } .figures td:last-child { min-width: 16em; }"
 """Many columns, and words in the last one."""
 
@@ -68,12 +73,15 @@ def write_changes_page(asked: ChangesPage, path: Path) -> None:
     """Raises `OSError`."""
     drawn, description = asked.drawn[:MOST_DRAWN], f"{asked.axis}, with 95 % intervals"
     counts, seen = Counter(asked.verdicts), {one.verdict for one in drawn}
+    span = _span(drawn)
+    legend = [f"{look.words}: {one}" for one, look in asked.looks.items() if one in seen]
+    legend += [CUT] if any(max(-one.low, one.high) > span for one in drawn) else []
     shown = {
         "lead": asked.lead,
         "counts": [(verdict, counts[verdict]) for verdict in asked.order if counts[verdict]],
         "warnings": asked.warnings,
         "notes": asked.notes,
-        "legend": "; ".join(f"{look.words}: {one}" for one, look in asked.looks.items() if one in seen),
+        "legend": "; ".join(legend),
         "left_out": len(asked.drawn) - len(drawn),
         "description": description,
         "columns": asked.columns,
@@ -88,10 +96,22 @@ def write_changes_page(asked: ChangesPage, path: Path) -> None:
     write_plain_pages("results.report", {path.name: ("changes.html.j2", page | shown)}, path.parent)
 
 
+def _span(drawn: Sequence[Drawn]) -> float:
+    """How far the picture reaches on either side: all changes, and whole intervals of those that are certain or small.
+    Two trials that scatter leave an interval of a million percent, beside which nothing else could be seen."""
+    widest = WIDEST * max((abs(one.change) for one in drawn), default=0.0)
+    certain = (max(-one.low, one.high) for one in drawn if not one.low <= 0 <= one.high)
+    return max(widest, LEAST_SPAN, *certain)
+
+
 def _chart(asked: ChangesPage, drawn: Sequence[Drawn], description: str) -> dict[str, Any]:
     import altair as alt
 
-    values = [one._asdict() | {"row": f"{i + 1}. {one.row}"} for i, one in enumerate(drawn)]
+    span = _span(drawn)
+    values = [
+        one._asdict() | {"row": f"{i + 1}. {one.row}", "low": max(one.low, -span), "high": min(one.high, span)}
+        for i, one in enumerate(drawn)
+    ]
     base = alt.Chart(alt.InlineData(values=values))
     title = f"{asked.axis} (%; of scores: points)"
     y = alt.Y("row:N", title=None, sort=None).axis(ticks=False, domain=False, labelLimit=420)
