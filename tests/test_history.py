@@ -212,6 +212,21 @@ def test_the_page_draws_each_figure_with_its_changes_and_its_numbers(runs: Path,
     assert "<td>run008</td>" in row[: row.index("</table>")]
 
 
+def test_a_bar_of_two_trials_that_scatter_reaches_below_no_0_and_hides_no_line(tmp_path: Path) -> None:
+    """1 s and 20 s: Student's interval is -110 to 131 s, and a line at 1 s beside it lay on the axis."""
+    one = cell("c1", engine="a", label="a")
+    for day, seconds in enumerate(((1.0, 1.01), (1.0, 20.0), (1.0, 1.01))):
+        write_run(tmp_path / f"run{day}", [one], [made_trial("c1", i, s) for i, s in enumerate(seconds)], day)
+    with open_history(tmp_path) as found:
+        (e2e,) = [f for f in found.cells("run1")[0].figures if f.metric == "e2e"]
+    assert e2e.interval is not None
+    assert e2e.interval == (0.0, pytest.approx(10.5 + 12.7062 * 9.5, rel=1e-4))
+    assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "Bars that end at three times the highest point are longer" in text
+    assert '<td class="number">[0, 130]</td>' in text
+
+
 def test_an_arm_that_was_set_otherwise_is_told_in_the_list_and_on_the_page(tmp_path: Path) -> None:
     narrowed = {"experts": "int8", "arithmetic": "int8"}
     write_history(

@@ -102,8 +102,11 @@ class Figure(Record):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, of the repeats."""
-        return student_interval(np.array(list(self.values.values()))) if self.n > 1 else None
+        """95 %, of the repeats. Below 0 lies no possible mean of what is never below, as in a run's tables."""
+        if self.n < 2:
+            return None
+        low, high = student_interval(np.array(list(self.values.values())))
+        return max(low, 0.0) if min(self.values.values()) >= 0 else low, high
 
 
 class CellPoint(Record):

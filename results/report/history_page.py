@@ -26,6 +26,9 @@ MOST_CHARTS: Final = 60
 MOST_ARMS: Final = 8
 """In one chart; more are told in the table alone."""
 HEIGHT_PX: Final = 190
+WIDEST: Final = 3.0
+"""Times the highest point: where bars end."""
+CUT: Final = "Bars that end at three times the highest point are longer; the numbers have them."
 
 Way = tuple[Any, ...]
 
@@ -119,7 +122,8 @@ def _panel(number: int, group: Group, seen: Sequence[Seen]) -> Iterator[Panel]:
     shown = [line for line in lines if line.arm in arms[:MOST_ARMS]]
     changes = tuple(told for line in lines for told in _changes(line, device))
     description = f"{name} over time on {device}, {workload}: {', '.join(arms[:MOST_ARMS])}"
-    note = f"{len(arms) - MOST_ARMS} more arms are in the numbers alone." if len(arms) > MOST_ARMS else ""
+    notes = [f"{len(arms) - MOST_ARMS} more arms are in the numbers alone."] if len(arms) > MOST_ARMS else []
+    notes += [CUT] if _is_cut(shown) else []
     yield Panel(
         id=f"history-{number}",
         title=f"{name[0].upper()}{name[1:]} · {workload} · {device}{said}",
@@ -129,7 +133,7 @@ def _panel(number: int, group: Group, seen: Sequence[Seen]) -> Iterator[Panel]:
         changes=changes,
         columns=("When", "Run", "Arm", shown_unit or "value", "95 %", "Trials", "How"),
         rows=tuple(_row(line, point, scale) for line in lines for point in line.series.points),
-        note=note,
+        note=" ".join(notes),
     )
 
 
@@ -180,6 +184,17 @@ def _run_row(run: RunPoint, changed: Sequence[Changed]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _highest(lines: Sequence[Line]) -> float:
+    """Where bars end: two trials that scatter leave an interval beside which no line could be seen."""
+    return WIDEST * max((point.figure.mean for line in lines for point in line.series.points), default=0.0)
+
+
+def _is_cut(lines: Sequence[Line]) -> bool:
+    highest = _highest(lines)
+    ends = (point.figure.interval for line in lines for point in line.series.points)
+    return any(end is not None and end[1] > highest for end in ends)
+
+
 def _chart(
     lines: Sequence[Line], changes: Sequence[ChangeTold], scale: float, title: str, description: str
 ) -> dict[str, Any]:
@@ -187,10 +202,12 @@ def _chart(
     import altair as alt
 
     arms = list(dict.fromkeys(line.arm for line in lines))
+    highest = _highest(lines)
     rows = []
     for n, line in enumerate(lines):
         for point in line.series.points:
             low, high = point.figure.interval or (point.figure.mean, point.figure.mean)
+            high = min(high, highest)
             rows.append(
                 {
                     "arm": line.arm, "line": n, "at": point.run.created_at, "value": point.figure.mean / scale,
