@@ -24,6 +24,7 @@ from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.combinations import mismatch
+from harness.context_checks import context_warnings
 from harness.core_sets import CoreSets
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
@@ -130,6 +131,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
                 problems += _problems_with_graphs(other.label, other.spec, found, run_parts)
         techniques = _calibrated(engines)
         problems += _all_workload_problems(named.workloads, found, techniques, run_parts, empty)
+        warnings += context_warnings(devices, named.workloads, found, run_parts)
     found_of_played = played_problems(named, run_parts)
     problems += found_of_played.problems
     warnings += found_of_played.warnings

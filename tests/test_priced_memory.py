@@ -21,6 +21,7 @@ from engines.techniques.move.caches import CacheParameters
 from engines.techniques.place.ranks import EplbParameters
 from engines.techniques.presets import preset_parameters
 from tests.ndp_units import generation
+from tests.plans import M2_ULTRA
 from tests.test_preflight import checked, problems
 
 PHI = {"name": "model:rtx5080-ndp", "priced_as": "phi-3.5-moe"}
@@ -185,6 +186,22 @@ def test_a_unit_that_holds_no_such_model_is_told_when_the_plan_is_checked(name: 
     (line,) = told
     assert line.startswith("engine arm: its cells will say oom: 75.0 GiB of experts of phi-3.5-moe, and gpu of sheet")
     assert "rtx5080-ndp holds 16.0 GiB" in line
+
+
+def test_requests_beyond_the_context_of_the_priced_shape_are_told() -> None:
+    """The bundled model holds 8192 tokens, phi-tiny-moe 4096 (`tests.fakes.published`), phi-3.5-moe 131,072."""
+
+    def told(shape: str, n_prompt: int, **more: object) -> tuple[str, ...]:
+        lengths = {"name": "fixed_lengths", "prompt_tokens": n_prompt, "new_tokens": 6, "limit": 1} | more
+        arm = {"name": "arm", "technique": {"name": "coreml-cpu"}}
+        return checked(engine=[arm], device=[M2_ULTRA | {"priced_as": shape}], workload=[lengths]).warnings
+
+    assert told("phi-tiny-moe", 4090) == told("phi-3.5-moe", 4091) == ()
+    warning = (
+        "device model:m2-ultra: workload fixed_lengths asks more than the 4,096 tokens that phi-tiny-moe holds by its"
+        " config.json; such a model would refuse what is priced here"
+    )
+    assert told("phi-tiny-moe", 4091) == told("phi-tiny-moe", 4091, too_long="skip") == (warning,)
 
 
 def test_a_tier_larger_than_a_chunk_is_told() -> None:
