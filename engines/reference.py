@@ -24,6 +24,7 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
+from engines.model.decode import StepPlans
 from engines.model.held_weights import active_weights, held_weights, remedy, rounds_inputs
 from engines.model.rope import LongRope, LongScaling
 from engines.model.transformer import KeyValueCache, Transformer, model_of
@@ -32,7 +33,7 @@ from engines.prefix import HeldTokens, reusable
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.road import road
-from engines.sequences import RunningSequence, reading, stamp
+from engines.sequences import Reading, RunningSequence, reading, stamp
 from engines.shown import Shown
 from engines.sizes import own_sizes, told_sizes
 from engines.techniques.base import Technique, TechniqueParameters
@@ -341,6 +342,28 @@ class ReferenceEngine:
         self._cores.enter(phase)
         read = reading(parts)
         caches = [sequence.cache for sequence, _ in parts]
+        logits_AL, plans = self._computed(read, caches, technique, phase)
+        for (sequence, _), token_ids in zip(parts, read.chunks, strict=True):
+            if sequence.held is not None:
+                sequence.held.add(token_ids, phase)
+        self._counting.step(plans, phase)
+        if self.observer is not None:
+            self.observer.step(read.n_rows, caches[0].length, phase, plans)
+        if logits_AL is None:
+            return
+        shares = [logits_AL] if len(read.asking) == 1 else torch.split(logits_AL, read.n_asked)
+        for answer, share_AL in zip(read.asking, shares, strict=True):
+            answer.take(share_AL)
+        stamp(read.asking, self._now_s, on_phase)
+
+    def _computed(
+        self, read: Reading, caches: Sequence[KeyValueCache], technique: Technique, phase: ChunkPhase
+    ) -> tuple[Tensor | None, StepPlans]:
+        """Logits of the rows that are asked about, None where there are none, and what the layers did."""
+        if phase == "decode" and read.n_rows == 1 and self.layer_observer is None:
+            whole = self._model.decode(read.chunks[0][0], caches[0], technique, self._shown)
+            if whole is not None:
+                return whole
         hidden_TH, plans = self._model.forward_batch(
             [torch.tensor(token_ids) for token_ids in read.chunks],
             caches,
@@ -350,20 +373,10 @@ class ReferenceEngine:
             self._counting.routed,
             self._shown,
         )
-        for (sequence, _), token_ids in zip(parts, read.chunks, strict=True):
-            if sequence.held is not None:
-                sequence.held.add(token_ids, phase)
-        self._counting.step(plans, phase)
-        if self.observer is not None:
-            self.observer.step(read.n_rows, caches[0].length, phase, plans)
         if not read.asking:
-            return
+            return None, plans
         # A decode step asks about all rows, and takes no view of them: views cost it 7 us.
-        logits_AL = self._model.logits(hidden_TH if len(read.rows) == read.n_rows else hidden_TH[read.rows])
-        shares = [logits_AL] if len(read.asking) == 1 else torch.split(logits_AL, read.n_asked)
-        for answer, share_AL in zip(read.asking, shares, strict=True):
-            answer.take(share_AL)
-        stamp(read.asking, self._now_s, on_phase)
+        return self._model.logits(hidden_TH if len(read.rows) == read.n_rows else hidden_TH[read.rows]), plans
 
     def _turn_for_next(self, sequence: RunningSequence, technique: Technique) -> None:
         """Computes the sequence again where its next token needs other rotary factors than those before have."""

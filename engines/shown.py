@@ -15,7 +15,7 @@ from torch import Tensor
 from engines.calls import Integers
 from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
-from engines.kernels.decoder import HeldTable
+from engines.kernels.laid_out import HeldTable
 from engines.likeness import Likeness
 from engines.model.copy_stamps import CopyStamps
 from engines.model.slots import ExpertSlots

@@ -8,29 +8,35 @@ from typing import Any
 import pytest
 import torch
 
+from engines.base import unheard
 from engines.dispatch import DispatchPlan
+from engines.errors import EngineError
 from engines.model.attention import kernel_table
 from engines.model.checkpoints import load_checkpoint
 from engines.model.decode import fused_decoder
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
+from engines.reference import ReferenceEngine
 from engines.shown import Shown
 from engines.sizes import own_sizes
 from engines.techniques.base import Technique
 from engines.techniques.context import NOTHING, BuildContext
 from engines.techniques.parameters import CustomParameters
-from engines.techniques.presets import dropless
+from engines.techniques.presets import DroplessParameters, dropless
+from results.records import Request
 from tests.fakes.families import CASES, write_family
-from tests.fakes.random_models import KINDS, copy_tokenizer, write_random_model
+from tests.fakes.random_models import BUNDLED, KINDS, copy_tokenizer, write_random_model
 
 pytestmark = [
     pytest.mark.numbers,
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: torch computes everything"),
 ]
 
-FUSED = ("qwen2", "llama", "qwen3-moe", "qwen3-moe-some-dense", "mixtral", "mixtral-sliding", "qwen3", "phi3")
-"""Of families without sinks, latents, clamps, soft caps, layer norms, or gates on shared experts."""
-LAYER_BY_LAYER = ("qwen2-moe", "gpt-oss", "gemma2", "phi-moe", "deepseek-v2", "deepseek-v3", "llama4", "olmoe")
+FUSED = (
+    "qwen2", "llama", "qwen3-moe", "qwen3-moe-some-dense", "mixtral", "mixtral-sliding", "qwen3", "phi3", "qwen2-moe",
+)  # fmt: skip
+"""Of families without sinks, latents, clamps, soft caps or layer norms."""
+LAYER_BY_LAYER = ("gpt-oss", "gemma2", "phi-moe", "deepseek-v2", "deepseek-v3", "llama4", "olmoe")
 
 
 class Watcher:
@@ -52,11 +58,15 @@ def model_of(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> tup
     return Transformer(checkpoint), fused_decoder(config, weights, tables) is not None
 
 
+def asked_tokens() -> torch.Tensor:
+    return torch.randint(1, 2048, (41,), generator=torch.Generator().manual_seed(3))
+
+
 def decoded(
     model: Transformer, watcher: Watcher | None, technique: Technique | None = None, shown: Shown | None = None
 ) -> tuple[torch.Tensor, list[DispatchPlan | None], KeyValueCache]:
     """The hidden states and plans of 30 tokens, one at a time behind a prompt of 11."""
-    tokens = torch.randint(1, 2048, (41,), generator=torch.Generator().manual_seed(3))
+    tokens = asked_tokens()
     cache = KeyValueCache(model.config)
     cache.start(41)
     hidden, plans = [], []
@@ -87,6 +97,49 @@ def test_one_call_a_step_gives_what_layer_by_layer_gives(kind: str, dtype: torch
         if plan is not None and theirs_too is not None:
             assert (plan.calls, plan.token_R.tolist()) == (theirs_too.calls, theirs_too.token_R.tolist())
             torch.testing.assert_close(plan.weight_R, theirs_too.weight_R, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_from_an_id_to_logits_is_that_between_both_bit_for_bit(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, _ = model_of(kind, tmp_path, dtype)
+    hidden, plans, cache = decoded(model, None)
+    tokens = asked_tokens()
+    other = KeyValueCache(model.config)
+    other.start(41)
+    found, of_steps = [], list[DispatchPlan | None]()
+    with torch.inference_mode():
+        expected = [model.logits(one[None]) for one in hidden]
+        model.forward(tokens[:11], other, dropless(), "prefill")
+        for token in tokens[11:].tolist():
+            step = model.decode(token, other, dropless(), Shown(NOTHING, None))
+            assert step is not None
+            found.append(step[0])
+            of_steps += step[1]
+    assert torch.equal(torch.cat(found), torch.cat(expected))
+    assert cache.length == other.length
+    assert all(torch.equal(*pair) for pair in zip(cache.values, other.values, strict=True))
+    assert [plan and plan.calls for plan in of_steps] == [plan and plan.calls for plan in plans]
+    with pytest.raises(EngineError, match="beyond the cache"):
+        model.decode(1, other, dropless(), Shown(NOTHING, None))
+
+
+def test_an_engine_decodes_from_ids_to_logits_unless_layers_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ReferenceEngine(load_checkpoint(str(BUNDLED), torch.float32), DroplessParameters())
+    prompt = tuple(range(5, 40))
+    request = Request(request_id="a", sample_id="a", kind="generate", prompt_ids=prompt, max_new_tokens=12)
+    engine.layer_observer = Watcher()
+    expected = engine.run(request, unheard).token_ids
+    engine.layer_observer, forward_batch = None, engine._model.forward_batch
+
+    def of_prompts(chunks: list[torch.Tensor], *others: Any) -> Any:
+        assert len(chunks[0]) == len(prompt), "a token took another way"
+        return forward_batch(chunks, *others)
+
+    monkeypatch.setattr(engine._model, "forward_batch", of_prompts)
+    assert engine.run(request, unheard).token_ids == expected
 
 
 def without_decoding(model: Transformer) -> Callable[..., torch.Tensor]:

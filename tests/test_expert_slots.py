@@ -64,8 +64,8 @@ def engine(source: str | Path, name: str, dtype: torch.dtype = torch.float32, **
 def all_logits(made: ReferenceEngine) -> torch.Tensor:
     """Every step's logits of an answer: a prompt of 70 in chunks of 32, 12 tokens decoded."""
     seen: list[torch.Tensor] = []
-    logits = made._model.logits
-    made._model.logits = lambda hidden_TH: seen.append(logits(hidden_TH)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    capped = made._model._capped
+    made._model._capped = lambda logits_TL: seen.append(capped(logits_TL)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
     made.run(request(70, 12), unheard)
     return torch.cat(seen)
 

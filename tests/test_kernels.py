@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -75,6 +76,17 @@ def test_rows_are_those_of_the_widened_matrix(form: str) -> None:
     weight = STORED[form](random(130, 384, seed=5) / 384**0.5)
     row_T = torch.tensor([129, 0, 7, 7, *range(100)])
     assert torch.equal(native.rows(weight, row_T), weight.to(torch.float32)[row_T])
+    assert torch.equal(native.rows(weight, row_T, 48**0.5), weight.to(torch.float32)[row_T] * 48**0.5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("n_rows", [1, 7, 8, 9, 300])
+@pytest.mark.parametrize("form", ["fp32", "bf16"])
+def test_what_a_gate_lets_through_is_the_sigmoid_of_its_product(form: str, n_rows: int) -> None:
+    """From closed to open: products lie between -60 and 60."""
+    shared, x, gate = random(n_rows, 200), 20 * random(n_rows, 130, seed=4), STORED[form](random(1, 130, seed=5) / 11)
+    expected = shared.double() * torch.sigmoid(x.double() @ gate.double().T)
+    torch.testing.assert_close(native.gated(shared, x, gate).double(), expected, atol=1e-6, rtol=2e-5)
 
 
 @needs_compiler
@@ -86,6 +98,18 @@ def test_a_row_that_a_matrix_lacks_is_refused_as_by_torch(row: int) -> None:
             widened_rows(embedding_LH, torch.tensor([0, row]), dtype)
     with pytest.raises(IndexError, match=f"130 rows has no row {row}$"):
         native.rows(embedding_LH, torch.tensor([0, row]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [1, 7, 16, 17, 100, 40_000])
+def test_the_largest_number_is_that_of_torch_and_the_first_of_several(n: int) -> None:
+    for seed in range(20):
+        x = random(n, seed=seed).round()  # many are equal
+        assert native.largest(x) == tuple(found.item() for found in x.max(dim=-1))
+        x[torch.randint(n, (1,), generator=torch.Generator().manual_seed(seed))] = math.nan
+        assert math.isnan(native.largest(x)[0])
+    for all_of in (-math.inf, math.inf):
+        assert native.largest(torch.full((n,), all_of)) == (all_of, 0)
 
 
 def rounded_by_hand(x: Tensor) -> Tensor:

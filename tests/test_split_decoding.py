@@ -20,7 +20,7 @@ from engines.base import unheard
 from engines.dispatch import FILE, DispatchPlan, Transfer, Transfers
 from engines.errors import EngineError
 from engines.kernels import native
-from engines.kernels.decoder import HeldTable, layout_table, mix_laid_out
+from engines.kernels.laid_out import HeldTable, layout_table, mix_laid_out
 from engines.model.checkpoints import load_checkpoint
 from engines.observers import StepPhase
 from engines.reference import ReferenceEngine
@@ -70,8 +70,8 @@ def cached(source: str | Path, name: str, parameters: dict[str, Any], **others: 
 
 def logits_of(made: ReferenceEngine, asked: Sequence[Request]) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
-    logits = made._model.logits
-    made._model.logits = lambda hidden_TH: seen.append(logits(hidden_TH)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    capped = made._model._capped
+    made._model._capped = lambda logits_TL: seen.append(capped(logits_TL)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
     for one in asked:
         made.run(one, unheard)
     return seen

@@ -18,21 +18,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.decode_layout import DecodeLayout
 from engines.kernels.exchange import RankLostError
 from engines.kernels.guesses import GuessTable
+from engines.kernels.laid_out import HeldTable, LayoutTable
 from engines.kernels.library import library
 from engines.kernels.native import (
     AttentionStruct,
     AttentionTable,
     ChunkTable,
     ExpertTable,
+    MatrixStruct,
     RouterStruct,
     RouterTable,
     address,
-    int64s,
+    described,
+    reads,
     serves,
 )
+from engines.model.quantised import Matrix
 
 MAX_CHOSEN = 64
 """Experts of one token: `kMaxChosen` in experts.h."""
@@ -48,133 +51,10 @@ class _Layer(ctypes.Structure):
         ("mlp_norm", ctypes.c_void_p),
         ("experts", ctypes.c_void_p),
         ("always", ctypes.c_void_p),
+        ("always_gate", MatrixStruct),
         ("eps", ctypes.c_float),
         ("is_turned", ctypes.c_int32),
     )
-
-
-class _Layout(ctypes.Structure):
-    """`struct DecodeLayout` of laid_out.h."""
-
-    _fields_ = (
-        ("rows_E", ctypes.c_void_p),
-        ("group_E", ctypes.c_void_p),
-        ("n_padding_calls", ctypes.c_int64),
-        ("slices", ctypes.c_void_p),
-        ("n_slices", ctypes.c_int64),
-        ("of_hidden", ctypes.c_int64),
-    )
-
-
-@dataclass(frozen=True)
-class LayoutTable:
-    """What every layer computes for its choice, as the kernels read it."""
-
-    layouts: ctypes.Array[_Layout]
-    is_plain: bool
-    """Whether all of them are."""
-    kept: tuple[object, ...]
-    """Owners of the memory that the layouts point into."""
-
-
-def layout_table(
-    layouts: Sequence[DecodeLayout | None], n_experts: int, slices: Sequence[Sequence[ExpertTable]]
-) -> LayoutTable:
-    """layouts: of every layer, None of a dense one. slices: of every layer, its experts' part in each slice."""
-    described, kept = list[_Layout](), list[object]()
-    for layout, tables in zip(layouts, slices, strict=True):
-        if layout is None or layout.is_plain:
-            described.append(_Layout())
-            continue
-        assert layout.n_experts in (None, n_experts)
-        assert len(tables) == len(layout.slices)
-        numbers = [None if of_E is None else int64s(of_E) for of_E in (layout.rows_E, layout.group_of_E)]
-        matrices = (ctypes.c_void_p * len(tables))(*(ctypes.addressof(table.matrices) for table in tables))
-        described.append(
-            _Layout(
-                *(None if array is None else ctypes.addressof(array) for array in numbers),
-                layout.n_padding_calls,
-                ctypes.addressof(matrices) if tables else None,
-                len(tables),
-                bool(layout.hidden),
-            )
-        )
-        kept += [*numbers, matrices, *tables]
-    return LayoutTable((_Layout * len(described))(*described), not kept, tuple(kept))
-
-
-class _Held(ctypes.Structure):
-    """`struct Held` of laid_out.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("at_hand_LE", "uses_LE", "last_use_LE", "n_plans")),
-        ("n_experts", ctypes.c_int64),
-        ("matrices_L", ctypes.c_void_p),
-    )
-
-
-class HeldTable:
-    """Which experts lie where they are computed, and what was used when, as the kernels read and write it."""
-
-    def __init__(
-        self,
-        at_hand_LE: NDArray[np.bool_],
-        uses_LE: NDArray[np.int64],
-        last_use_LE: NDArray[np.int64],
-        n_plans: NDArray[np.int64],
-        experts: Sequence[ExpertTable | None] = (),
-    ) -> None:
-        """See `engines.residency.Residency`. n_plans: one number. They are read and written where they lie. experts: of
-        every layer, where they lie elsewhere than `DecoderLayer` says."""
-        assert at_hand_LE.shape == uses_LE.shape == last_use_LE.shape
-        arrays = at_hand_LE, uses_LE, last_use_LE, n_plans
-        assert all(array.flags.c_contiguous for array in arrays)
-        matrices = [None if table is None else ctypes.addressof(table.matrices) for table in experts]
-        assert len(matrices) in (0, len(at_hand_LE))
-        matrices_L = (ctypes.c_void_p * len(matrices))(*matrices)
-        self._kept = *arrays, matrices_L, experts
-        places = *(array.ctypes.data for array in arrays), at_hand_LE.shape[1]
-        self._struct = _Held(*places, ctypes.addressof(matrices_L) if matrices else None)
-        self.address = ctypes.addressof(self._struct)
-
-
-def mix_laid_out(
-    x_1H: Tensor,
-    experts: ExpertTable,
-    table: LayoutTable,
-    layer: int,
-    ids_1K: Tensor,
-    weights_1K: Tensor,
-    held: HeldTable | None = None,
-) -> tuple[Tensor, Tensor] | None:
-    """Weighted sum of the chosen experts of one token with the calls of a layer's layout, and the rows of each
-    expert's call, rows_E: 0 of those not called. `serves(x, weights)` must hold.
-
-    held: None where all experts lie at hand. Else what is called is counted as used; None is given back, and nothing
-    done, where one of them does not."""
-    assert len(x_1H) == len(ids_1K) == len(weights_1K) == 1
-    assert x_1H.shape[1] == experts.hidden
-    assert serves(x_1H, weights_1K)
-    assert ids_1K.is_contiguous()
-    n_experts = len(experts.kept) // 3
-    out_1H, rows_E = torch.empty_like(x_1H), torch.empty(n_experts, dtype=torch.int64)
-    kernels = library()
-    assert kernels is not None  # the table exists
-    ran = kernels.joulebench_laid_out(
-        experts.matrices,
-        ctypes.byref(table.layouts[layer]),
-        n_experts,
-        ids_1K.shape[1],
-        ids_1K.data_ptr(),
-        x_1H.data_ptr(),
-        weights_1K.data_ptr(),
-        out_1H.data_ptr(),
-        rows_E.data_ptr(),
-        None if held is None else held.address,
-        layer,
-        torch.get_num_threads(),
-    )
-    return (out_1H, rows_E) if ran else None
 
 
 @dataclass(frozen=True)
@@ -273,7 +153,8 @@ class StepRoom:
 @dataclass(frozen=True)
 class DecoderLayer:
     """Norms are RMS without a bias. experts and router: None in a dense layer. always: the dense layer's feed-forward
-    block, or the shared expert. is_turned: whether the layer has rotary embedding."""
+    block, or the shared expert. always_gate: of the shared expert, None where it counts whole. is_turned: whether the
+    layer has rotary embedding."""
 
     attention_norm_H: Tensor
     attention: AttentionTable
@@ -282,16 +163,41 @@ class DecoderLayer:
     router: RouterTable | None
     experts: ExpertTable | None
     always: ExpertTable | None
+    always_gate_1H: Tensor | None
     is_turned: bool
+
+
+class _Ends(ctypes.Structure):
+    """`struct Ends` of layer.h."""
+
+    _fields_ = (
+        *((name, MatrixStruct) for name in ("embedding", "head")),
+        ("head_bias", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+    )
+
+
+class Ends:
+    """What lies before the layers and behind them, as the kernels read it: `reads` must hold of both matrices, `serves`
+    of the bias. scale: of the embedding."""
+
+    def __init__(self, embedding_LH: Matrix, head_LH: Matrix, head_bias_L: Tensor | None, scale: float) -> None:
+        assert reads(embedding_LH)
+        assert reads(head_LH)
+        assert head_bias_L is None or serves(head_bias_L)
+        self._kept = embedding_LH, head_LH, head_bias_L
+        self._struct = _Ends(described(embedding_LH), described(head_LH), address(head_bias_L), scale)
+        self.address = ctypes.addressof(self._struct)
+        self.n_ids, self.n_logits = embedding_LH.shape[0], head_LH.shape[0]
 
 
 class Decoder:
     """The layers as the kernel reads them."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], norm_H: Tensor, eps: float) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], norm_H: Tensor, eps: float, ends: Ends | None = None) -> None:
         """norm_H, eps: of the RMS norm before the head. `serves` must hold of it."""
         assert serves(norm_H)
-        self.layers = tuple(layers)
+        self.layers, self.ends = tuple(layers), ends
         self._norm_H, self._eps = norm_H, eps
         self._layers = (_Layer * len(layers))(*map(_described, layers))
         self._row_of = list(accumulate((layer.router is not None for layer in layers), initial=0))
@@ -306,9 +212,8 @@ class Decoder:
 
     def step(
         self,
-        hidden_1H: Tensor,
-        cos_1P: Tensor,
-        sin_1P: Tensor,
+        start: Tensor | int,
+        turns: tuple[Tensor, Tensor],
         cache: CacheTable,
         position: int,
         table: LayoutTable,
@@ -319,8 +224,13 @@ class Decoder:
         guesses: GuessTable | None = None,
         states: int | None = None,
     ) -> Tensor:
-        """Turns the embedded token into the last layer's output, in place, and writes its keys and values to the cache.
-        Gives the same normed for the head. `serves` must hold of all tensors.
+        """One token through all layers. Its keys and values are written to the cache. `serves` must hold of all
+        tensors.
+
+        start: the embedded token, hidden_1H. It is turned into the last layer's output in place, and the same normed
+        for the head is given. Or the token's id: what the head makes of it is given, logits_1L.
+
+        turns: cos_SP and sin_SP of at least `position` + 1 positions.
 
         held: None where all experts lie at hand. Else what layers call is counted as used, and one that calls an expert
         which does not lie there is left to `lacking`, which may bring it; no rows are told of such a layer.
@@ -332,21 +242,32 @@ class Decoder:
         address of what guesses are made from and what routers then read, [2, G, H].
         """
         assert exchange is None or (table.is_plain and held is None)
-        assert serves(hidden_1H, cos_1P, sin_1P)
+        cos_SP, sin_SP = turns
+        assert serves(cos_SP, sin_SP)
+        assert position < len(cos_SP)
+        turned = 4 * position * cos_SP.shape[1]
         n_layers = len(self.layers)
         assert len(cache.keys) == len(table.layouts) == n_layers
         assert position < cache.n_positions
         kernels = library()
         assert kernels is not None  # the tables exist
+        if isinstance(start, Tensor):
+            assert serves(start)
+            hidden_1H, ends, token, logits_1L = start, None, 0, None
+        else:
+            assert self.ends is not None
+            assert 0 <= start < self.ends.n_ids
+            hidden_1H, ends, token = torch.empty(1, len(self._norm_H)), self.ends.address, start
+            logits_1L = torch.empty(1, self.ends.n_logits)
         normed_1H = torch.empty_like(hidden_1H)
         arguments = (
             self._layers,
             n_layers,
             hidden_1H.shape[1],
             hidden_1H.data_ptr(),
-            cos_1P.data_ptr(),
-            sin_1P.data_ptr(),
-            cos_1P.shape[1],
+            cos_SP.data_ptr() + turned,
+            sin_SP.data_ptr() + turned,
+            cos_SP.shape[1],
             cache.keys,
             cache.values,
             cache.head_stride,
@@ -363,6 +284,9 @@ class Decoder:
             normed_1H.data_ptr(),
             self._norm_H.data_ptr(),
             self._eps,
+            ends,
+            token,
+            None if logits_1L is None else logits_1L.data_ptr(),
         )
         layer = kernels.joulebench_step(*arguments, 0, None, torch.get_num_threads())
         while 0 <= layer < n_layers:
@@ -374,7 +298,7 @@ class Decoder:
             layer = kernels.joulebench_step(*arguments, layer, mixed_1H.data_ptr(), torch.get_num_threads())
         if layer < 0:
             raise RankLostError("a rank of a step is gone")
-        return normed_1H
+        return normed_1H if logits_1L is None else logits_1L
 
 
 def _described(layer: DecoderLayer) -> _Layer:
@@ -386,6 +310,7 @@ def _described(layer: DecoderLayer) -> _Layer:
         address(layer.mlp_norm_H),
         None if layer.experts is None else ctypes.addressof(layer.experts.matrices),
         None if layer.always is None else ctypes.addressof(layer.always.matrices),
+        MatrixStruct() if layer.always_gate_1H is None else described(layer.always_gate_1H),
         layer.eps,
         layer.is_turned,
     )

@@ -48,6 +48,12 @@ static bool run_own_experts(const Matrix* matrices, int64_t first_expert, int64_
   return exchange.sum(out, hidden);
 }
 
+// A row of an embedding.
+static void scaled_row(const Matrix& m, int64_t row, float scale, float* out) {
+  widen_row(m, row, 0, m.columns, out);
+  for (int64_t i = 0; scale != 1.0f && i < m.columns; i++) out[i] *= scale;
+}
+
 extern "C" {
 
 // What the compiler was allowed to use here.
@@ -109,12 +115,13 @@ void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const fl
   });
 }
 
-// out[T, columns] = row row_T[t] of m, as floats. Nothing is written where m lacks one of them: then 0 is given back.
-int32_t joulebench_rows(const Matrix* m, const int64_t* row_T, int64_t n_tokens, float* out, int32_t n_threads) {
+// out[T, columns] = row row_T[t] of m, as floats, times a scale. Nothing is written where m lacks one of them: then 0 is given back.
+int32_t joulebench_rows(const Matrix* m, const int64_t* row_T, int64_t n_tokens, float scale, float* out,
+                        int32_t n_threads) {
   if (std::any_of(row_T, row_T + n_tokens, [&](int64_t row) { return row < 0 || row >= m->rows; })) return 0;
   const Timed timed(kNorms);
   in_chunks(n_tokens, std::max<int64_t>(1, (1 << 15) / m->columns), n_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++) widen_row(*m, row_T[t], 0, m->columns, out + t * m->columns);
+    for (int64_t t = begin; t < end; t++) scaled_row(*m, row_T[t], scale, out + t * m->columns);
   });
   return 1;
 }
@@ -146,6 +153,16 @@ void joulebench_attend(const AttentionLayer* layer, const float* query, int64_t 
   attend_rows(*layer, query, n_tokens, chunks, n_chunks, out, n_threads);
 }
 
+// The first of the largest of n numbers, and its value: NaN where one is no number.
+int64_t joulebench_largest(const float* x, int64_t n, float* value) { return largest(x, n, value); }
+
+// See gate_rows.
+void joulebench_gate(const Matrix* gate, const float* x, int64_t n_tokens, const float* shared, int64_t width, float* out,
+                     int32_t n_threads) {
+  const Timed timed(kNorms);
+  gate_rows(*gate, x, n_tokens, shared, width, out, n_threads);
+}
+
 // See route.
 void joulebench_route(const Router* router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK,
                       int32_t n_threads) {
@@ -167,6 +184,7 @@ int32_t joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, 
 // be decided between router and experts. x[H] is the embedded token and becomes the last layer's output. keys[l] and
 // values[l] are that layer's cache; ids and weights [layers, K] are what the routers chose. layouts[l] is what a layer
 // computes for its choice; null where all are plain. rows [layers, E] are those that layers computed which are not.
+// ends: null, or what the token `id` is embedded by first, and multiplied with in the end: logits.
 // exchange: null, or how ranks that have some of the experts each add up what theirs give; layouts and held are null
 // then. Returns -1 where not all came.
 //
@@ -182,7 +200,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
                         int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids,
                         float* weights, int64_t* rows, Exchange* exchange, const Held* held, const Guesses* guesses,
                         int64_t* guessed, float* states, float* normed, const float* norm, float eps,
-                        int64_t first_layer, const float* mixed, int32_t n_threads) {
+                        const Ends* ends, int64_t id, float* logits, int64_t first_layer, const float* mixed, int32_t n_threads) {
   const Timed timed(kNorms);  // what all other parts leave
   thread_local std::vector<float> buffer;
   float *const added = scratch(buffer, 2 * hidden), *const shared = added + hidden;
@@ -194,10 +212,12 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
     const int64_t first = 0;
     const float whole = 1.0f;
     run_experts(layer.always, 1, &first, normed, &whole, shared, n_threads);
+    if (layer.always_gate.rows) gate_rows(layer.always_gate, normed, 1, shared, hidden, shared, n_threads);
   };
   const DecodeLayout plain = {};
   const Guessed told = guesses ? Guessed(*guesses, guessed, states) : Guessed();
   int64_t n_guessed = 0;
+  if (ends && !mixed) scaled_row(ends->embedding, id, ends->scale, x);
   for (int64_t l = 0; l < first_layer; l++) {
     if (!layers[l].router.n_experts) continue;
     ids += layers[l].router.top_k, weights += layers[l].router.top_k;
@@ -257,16 +277,24 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
           run_laid_out(experts, layout, n_experts, top_k, run_ids, normed, run_weights, added, rows, n_threads);
         }
       }
+      if (layer.always) {
+        if (!has_shared) run_always(layer);
+        for (int64_t h = 0; h < hidden; h++) added[h] += shared[h];
+      }
       add(added);
       ids += top_k, weights += top_k, rows += rows ? n_experts : 0, n_guessed += guess != nullptr;
       n_before += n_experts;
-    }
-    if (layer.always) {
-      if (!has_shared) run_always(layer);
+    } else if (layer.always) {
+      run_always(layer);
       add(shared);
     }
   }
   rms_norm_row(x, hidden, norm, eps, normed);
+  if (ends) {
+    const Timed timed_head(kHead);
+    const Product product = {&ends->head, ends->head_bias, logits};
+    multiply_all(&product, 1, normed, 1, n_threads);
+  }
   return n_layers;
 }
 

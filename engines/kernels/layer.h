@@ -219,7 +219,31 @@ struct DecoderLayer {
   const float *attention_norm, *mlp_norm;  // [H]
   const Matrix* experts;                   // gate, up, down of each
   const Matrix* always;                    // gate, up, down of a dense layer or a shared expert; or null
+  Matrix always_gate;                      // see gate_rows; no rows: the shared expert counts whole
   float eps;
   int32_t is_turned;
 };
 
+// out[T, width] = shared[T, width], what a shared expert gives, as far as its gate lets it through: times the sigmoid of
+// x[T, H] by the gate, which is one row. Both may be the same.
+inline void gate_rows(const Matrix& gate, const float* x, int64_t n_tokens, const float* shared, int64_t width, float* out,
+                      int n_threads) {
+  thread_local std::vector<float> buffer;
+  float* const score_T = scratch(buffer, n_tokens);
+  const Product scores = {&gate, nullptr, score_T};
+  multiply_all(&scores, 1, x, n_tokens, n_threads);
+  in_chunks(n_tokens, std::max<int64_t>(1, (1 << 15) / width), n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      const float score = score_T[t], e = exp_below_one(f8{} - std::fabs(score))[0];
+      const float open = (score < 0.0f ? e : 1.0f) / (1.0f + e);
+      for (int64_t h = t * width; h < (t + 1) * width; h++) out[h] = shared[h] * open;
+    }
+  });
+}
+
+// What lies before the layers and behind them, where a token's id comes and logits go.
+struct Ends {
+  Matrix embedding, head;
+  const float* head_bias;  // or null
+  float scale;             // of the embedding
+};

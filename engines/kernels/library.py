@@ -159,7 +159,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     f32 = ctypes.c_float
     step = [
         *(pointer, i64, i64, pointer, pointer, pointer, i64),
-        *(pointer, pointer, i64, i64, *(pointer,) * 11, f32),
+        *(pointer, pointer, i64, i64, *(pointer,) * 11, f32, pointer, i64, pointer),
         *(i64, pointer, i32),
     ]
     return {
@@ -167,8 +167,10 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
         "multiplies_bf16": (i32, []),
         "choose": (i32, [i32, pointer, i32]),
         "spin": (None, [i64]),
-        "rows": (i32, [pointer, pointer, i64, pointer, i32]),
+        "rows": (i32, [pointer, pointer, i64, f32, pointer, i32]),
         "linear": (None, [pointer, pointer, i64, pointer, pointer, i32]),
+        "gate": (None, [pointer, pointer, i64, pointer, i64, pointer, i32]),
+        "largest": (i64, [pointer, i64, pointer]),
         "experts": (None, [pointer, i64, *(pointer,) * 5, i64, pointer, i64, i64, i32]),
         "add": (None, [pointer, pointer, i64, pointer, i32]),
         "rms_norm": (None, [pointer, i64, i64, pointer, f32, pointer, i32]),

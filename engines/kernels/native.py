@@ -160,20 +160,46 @@ def linear(x_TH: Tensor, weight: Matrix, bias_N: Tensor | None = None) -> Tensor
     return out_TN
 
 
-def rows(matrix: Matrix, row_T: Tensor) -> Tensor:
-    """matrix[row_T] in fp32; `reads` must hold. Raises IndexError, as torch does."""
+def rows(matrix: Matrix, row_T: Tensor, scale: float = 1.0) -> Tensor:
+    """matrix[row_T] in fp32, times scale; `reads` must hold. Raises IndexError, as torch does."""
     n_rows, n_columns = matrix.shape
     assert row_T.dtype is torch.int64
     assert row_T.is_cpu
     assert row_T.is_contiguous()
     out_TN = torch.empty(len(row_T), n_columns)
     is_whole = _kernels().joulebench_rows(
-        ctypes.byref(described(matrix)), row_T.data_ptr(), len(row_T), out_TN.data_ptr(), torch.get_num_threads()
+        ctypes.byref(described(matrix)), row_T.data_ptr(), len(row_T), scale, out_TN.data_ptr(), torch.get_num_threads()
     )
     if not is_whole:
         beyond = next(row for row in row_T.tolist() if not 0 <= row < n_rows)
         raise IndexError(f"a matrix of {n_rows} rows has no row {beyond}")
     return out_TN
+
+
+def gated(shared_TH: Tensor, x_TH: Tensor, gate_1H: Tensor) -> Tensor:
+    """What a shared expert gives, times the sigmoid of x @ gate.T; `serves(shared, x)` and `reads(gate)` must hold."""
+    (n_tokens, width), hidden = shared_TH.shape, x_TH.shape[1]
+    assert len(x_TH) == n_tokens > 0
+    assert gate_1H.shape == (1, hidden)
+    out_TH = torch.empty_like(shared_TH)
+    _kernels().joulebench_gate(
+        ctypes.byref(described(gate_1H)),
+        x_TH.data_ptr(),
+        n_tokens,
+        shared_TH.data_ptr(),
+        width,
+        out_TH.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out_TH
+
+
+def largest(x_N: Tensor) -> tuple[float, int]:
+    """The largest number, NaN where one is none, and where it stands first. `serves(x)` must hold."""
+    assert len(x_N)
+    value = ctypes.c_float()
+    best = _kernels().joulebench_largest(x_N.data_ptr(), len(x_N), ctypes.byref(value))
+    return value.value, best
 
 
 def expert_table(experts: Sequence[tuple[Matrix, Matrix, Matrix]]) -> ExpertTable | None:

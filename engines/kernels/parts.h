@@ -9,7 +9,8 @@
 
 // The order is that of tests.benchmarks.decode_parts. kPacking: of many tokens, into panels, and there rounded.
 enum Part {
-  kInProjections, kHeads, kAttending, kOutProjection, kRouting, kGateUp, kDown, kNorms, kWaiting, kPacking, kParts
+  kInProjections, kHeads, kAttending, kOutProjection, kRouting, kGateUp, kDown, kNorms, kWaiting, kPacking, kHead,
+  kParts
 };
 
 #ifdef JOULEBENCH_PARTS

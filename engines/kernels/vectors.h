@@ -155,6 +155,34 @@ inline F larger(F a, F b) {
 inline fN larger(fN a, fN b) { return (fN)_mm512_maskz_max_ps(kAll, (__m512)a, (__m512)b); }
 #endif
 
+// Which of n numbers is the largest, the first of several, and its value: NaN where one is no number. Each lane finds its
+// own first.
+inline int64_t largest(const float* x, int64_t n, float* value) {
+  fN most = fN{} - INFINITY;
+  wN at = {}, odd = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const fN some = load<fN>(x + i);
+    at = some > most ? wN{} + int32_t(i) : at;
+    most = some > most ? some : most;
+    odd |= some != some;
+  }
+  int64_t best = 0;
+  float found = -INFINITY;
+  bool is_odd = false;
+  for (int lane = 0; lane < kLanes; lane++) {
+    const int64_t place = at[lane] + lane;
+    if (most[lane] > found || (most[lane] == found && place < best)) best = place, found = most[lane];
+    is_odd |= odd[lane] != 0;
+  }
+  for (; i < n; i++) {
+    if (x[i] > found) best = i, found = x[i];
+    is_odd |= x[i] != x[i];
+  }
+  *value = is_odd ? NAN : found;
+  return best;
+}
+
 // e^x for x <= 0, to 2e-7: 2^k times a polynomial in the rest, |rest| <= ln 2 / 2 (Cephes' expf). Of N registers step by
 // step, for each step waits for the one before it.
 template <int N, class F>

@@ -24,8 +24,10 @@ from engines.calls import Width
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
-from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, HeldTable, StepRoom, layout_table
+from engines.kernels import native
+from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, Ends, StepRoom
 from engines.kernels.guesses import GuessTable
+from engines.kernels.laid_out import HeldTable, layout_table
 from engines.kernels.native import AttentionTable
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.experts import GatedWeights
@@ -256,6 +258,11 @@ class FusedDecoder:
         self._plain = layout_table([None] * n_layers, self._n_experts, [()] * n_layers)
 
     @property
+    def knows_ends(self) -> bool:
+        """Whether a step can start from a token's id, and end with logits."""
+        return self._decoder.ends is not None
+
+    @property
     def stops(self) -> bool:
         """Whether a step can be left before the experts of each layer: shared experts come behind the routed ones here,
         and a guess at the next layer's wants them before."""
@@ -264,8 +271,6 @@ class FusedDecoder:
     def step_by_plans(
         self,
         hidden_1H: Tensor,
-        cos_1P: Tensor,
-        sin_1P: Tensor,
         cache: KeyValueCache,
         planned: PlannedExperts,
         shown: Shown,
@@ -286,7 +291,7 @@ class FusedDecoder:
 
         try:
             normed_1H = self._decoder.step(
-                *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length),
+                *(hidden_1H, cache.turns.up_to(cache.length + 1), cache.table, cache.length),
                 *(self._plain, room),
                 held=self._nothing_held,
                 lacking=lacking,
@@ -301,17 +306,14 @@ class FusedDecoder:
 
     def step(
         self,
-        hidden_1H: Tensor,
-        cos_1P: Tensor,
-        sin_1P: Tensor,
+        start: Tensor | int,
         cache: KeyValueCache,
         said: SaidLayouts,
         shown: Shown,
         brought: BroughtExperts,
         exchange: object = None,
     ) -> tuple[Tensor, StepPlans]:
-        """Turns the embedded token into the last layer's output, in place, and gives the same normed for the head. The
-        cache's length is the caller's.
+        """What `Decoder.step` gives of a token's start. The cache's length is the caller's.
 
         Where experts lie in slots, a layer that calls one which does not is left to `brought`. Ends of layers are
         stamped there, of the one before, and of the last. exchange: of `Decoder.step`.
@@ -333,8 +335,8 @@ class FusedDecoder:
         defers = shown.residency is not None and shown.defer()
         states = None if guesses is None else shown.likeness.rows(guesses.layers, guesses.hidden)
         try:
-            normed_1H = self._decoder.step(
-                *(hidden_1H, cos_1P, sin_1P, cache.table, cache.length, said.table, room),
+            made = self._decoder.step(
+                *(start, cache.turns.up_to(cache.length + 1), cache.table, cache.length, said.table, room),
                 *(shown.held, lacking, exchange, guesses, states),
             )
             if stamps is not None and stamps.tell_layers and computed.n_done < len(said.layouts):
@@ -347,7 +349,7 @@ class FusedDecoder:
         finally:
             if defers:
                 shown.deferred(plans)
-        return normed_1H, plans
+        return made, plans
 
 
 def fused_decoder(
@@ -361,7 +363,10 @@ def fused_decoder(
     known = [layer for layer in layers if layer is not None]
     if len(known) < len(layers) or weights.norm.bias is not None:
         return None
-    return FusedDecoder(Decoder(known, weights.norm.weight, weights.norm.eps), config)
+    ends = None
+    if native.reads(weights.embedding_LH) and native.reads(weights.head_LH):
+        ends = Ends(weights.embedding_LH, weights.head_LH, weights.head_bias_L, config.embedding_scale)
+    return FusedDecoder(Decoder(known, weights.norm.weight, weights.norm.eps, ends), config)
 
 
 def _layer(
@@ -371,7 +376,7 @@ def _layer(
     has_other_norms = weights.after_attention_norm is not None or weights.after_mlp_norm is not None
     if table is None or has_other_norms or any(norm.bias is not None for norm in norms) or config.unit != SWIGLU:
         return None
-    router = experts = always = None
+    router = experts = always = gate = None
     if isinstance(weights.mlp, GatedWeights):
         always = weights.mlp.table
         if always is None:
@@ -380,11 +385,11 @@ def _layer(
         moe, mlp = config.moe, weights.mlp
         assert moe is not None  # sparse weights are read only where the config has experts
         router, experts = kernel_router(mlp.router, moe.router), mlp.experts.table
-        if router is None or experts is None or moe.top_k > MAX_CHOSEN or mlp.shared_gate_1H is not None:
+        if router is None or experts is None or moe.top_k > MAX_CHOSEN:
             return None
         if mlp.shared is not None:
-            always = mlp.shared.table
-            if always is None:
+            always, gate = mlp.shared.table, mlp.shared_gate_1H
+            if always is None or (gate is not None and not native.reads(gate)):
                 return None
     return DecoderLayer(
         weights.attention_norm.weight,
@@ -394,5 +399,6 @@ def _layer(
         router,
         experts,
         always,
+        gate,
         config.attention.rope_layers[number],
     )

@@ -111,11 +111,12 @@ class ExpertWeights:
         return {}
 
 
-def widened_rows(matrix: Tensor, row_T: Tensor, dtype: torch.dtype) -> Tensor:
-    """Those rows of a matrix. By the kernels' threads where they serve: torch's would be woken for it."""
+def widened_rows(matrix: Tensor, row_T: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Those rows of a matrix, times a scale. By the kernels' threads where they serve: torch's would be woken."""
     if dtype is torch.float32 and row_T.is_cpu and native.serves() and native.reads(matrix):
-        return native.rows(matrix, row_T.contiguous())
-    return F.embedding(row_T, matrix).to(dtype)
+        return native.rows(matrix, row_T.contiguous(), scale)
+    rows_TN = F.embedding(row_T, matrix).to(dtype)
+    return rows_TN if scale == 1 else rows_TN * scale
 
 
 def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
@@ -129,6 +130,13 @@ def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Ten
         return native.linear(x, weight, bias)
     taken = rounded(x, weight.arithmetic) if isinstance(weight, QuantisedMatrix) else x
     return F.linear(taken, weight.to(x.dtype), bias)
+
+
+def gated(shared_TH: Tensor, x_TH: Tensor, gate_1H: Tensor) -> Tensor:
+    """What a shared expert gives, as far as its gate lets it through."""
+    if native.serves(shared_TH, x_TH) and native.reads(gate_1H):
+        return native.gated(shared_TH, x_TH, gate_1H)
+    return shared_TH * torch.sigmoid(widened_linear(x_TH, gate_1H))
 
 
 def gated_ffn(x: Tensor, weights: GatedWeights, unit: GatedUnit = SWIGLU) -> Tensor:

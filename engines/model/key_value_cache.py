@@ -72,6 +72,12 @@ class KeyValueCache:
         self.turned_for = n_positions if turned_for is None else turned_for
         self.turns = Turns(self._config.rope, self.turned_for)
 
+    def check_room(self, n_tokens: int) -> None:
+        """Raises `EngineError` where so many more do not fit."""
+        end = self.length + n_tokens
+        if not self.keys or end > self.n_positions:
+            raise EngineError(f"chunk ends at position {end}, beyond the cache; call cache.start with enough positions")
+
 
 def _cached_shapes(config: ModelConfig, n_positions: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     latent = config.attention.latent

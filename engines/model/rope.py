@@ -378,13 +378,16 @@ class Turns:
         self._rotations = _rotations(config, original + (n_positions > original))
         self._made = self._rotations.up_to(1)
 
-    def at(self, position: int, n_tokens: int) -> tuple[Tensor, Tensor]:
-        """cos_TP and sin_TP of the tokens from `position` on."""
-        end = position + n_tokens
+    def up_to(self, end: int) -> tuple[Tensor, Tensor]:
+        """cos_SP and sin_SP of the tokens before `end`, and of more."""
         if end > len(self._made[0]):
             self._made = self._rotations.up_to(end)
-        cos_SP, sin_SP = self._made
-        return cos_SP[position:end], sin_SP[position:end]
+        return self._made
+
+    def at(self, position: int, n_tokens: int) -> tuple[Tensor, Tensor]:
+        """cos_TP and sin_TP of the tokens from `position` on."""
+        cos_SP, sin_SP = self.up_to(position + n_tokens)
+        return cos_SP[position : position + n_tokens], sin_SP[position : position + n_tokens]
 
 
 def turn(x_NTD: Tensor, cos_TP: Tensor, sin_TP: Tensor, pairs: Literal["halves", "neighbours"]) -> Tensor:

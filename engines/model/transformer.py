@@ -23,7 +23,7 @@ from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
 from engines.freed_memory import keep_freed_memory
 from engines.kernels import native
-from engines.kernels.decoder import mix_laid_out
+from engines.kernels.laid_out import mix_laid_out
 from engines.model.accelerator import (
     Backend,
     DeviceType,
@@ -40,6 +40,7 @@ from engines.model.experts import (
     ExpertWeights,
     GatedWeights,
     execute,
+    gated,
     gated_ffn,
     is_grouped,
     widened_linear,
@@ -144,15 +145,12 @@ class Transformer:
         tokens_T = self._own_rows(chunks[0] if len(chunks) == 1 else torch.cat([*chunks]))
         if self._device is not None:
             tokens_T = tokens_T.to(self._device)
-        hidden_TH = widened_rows(self._weights.embedding_LH, tokens_T, self._dtype)
-        if self.config.embedding_scale != 1:
-            hidden_TH = hidden_TH * self.config.embedding_scale
+        hidden_TH = widened_rows(self._weights.embedding_LH, tokens_T, self._dtype, self.config.embedding_scale)
         is_one_token = phase == "decode" and len(tokens_T) == 1
         said = self._said(technique, shown) if is_one_token and observer is None and self._device is None else None
         if said is not None and self._decoder is not None:
             brought = partial(_brought, technique, shown)
-            one = hidden_TH, step.cos_TP, step.sin_TP, caches[0], said
-            normed_TH, lazy = self._decoder.step(*one, shown, brought, self._exchange)
+            normed_TH, lazy = self._decoder.step(hidden_TH, caches[0], said, shown, brought, self._exchange)
             caches[0].length += 1
             return normed_TH, lazy
         plans: list[Computed | DispatchPlan | None] = []
@@ -162,8 +160,7 @@ class Transformer:
         if stopping is not None:
             planned = partial(self._planned, asked)
             guesses = None if shown.plans_first else self._layouts.guesses(technique)
-            one_token = hidden_TH, step.cos_TP, step.sin_TP, caches[0]
-            normed_TH, by_plans = stopping.step_by_plans(*one_token, planned, shown, guesses)
+            normed_TH, by_plans = stopping.step_by_plans(hidden_TH, caches[0], planned, shown, guesses)
             plans += by_plans
         else:
             defers = said is not None and shown.defer()
@@ -178,6 +175,21 @@ class Transformer:
         if phase == "prefill":
             made.grouped = self._grouped(technique, plans)
         return normed_TH, made
+
+    def decode(
+        self, token: int, cache: KeyValueCache, technique: Technique, shown: Shown
+    ) -> tuple[Tensor, StepPlans] | None:
+        """What `forward` and `logits` give of one decoded token, logits_1L and plans, where all of that is one call of
+        the kernels; None, and nothing done, where it is not."""
+        if self._device is not None or self._decoder is None or not self._decoder.knows_ends:
+            return None
+        said = self._said(technique, shown)
+        if said is None:
+            return None
+        cache.check_room(1)
+        logits_1L, plans = self._decoder.step(token, cache, said, shown, partial(_brought, technique, shown))
+        cache.length += 1
+        return self._capped(logits_1L), plans
 
     def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
         """What the technique says of one token. Where something lies in slots all layers go by that, or none."""
@@ -258,7 +270,9 @@ class Transformer:
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """logits_TL of normed hidden states, fp32; the caller picks the rows it needs, for the head is large."""
-        logits_TL = widened_linear(hidden_TH, self._weights.head_LH, self._weights.head_bias_L).float()
+        return self._capped(widened_linear(hidden_TH, self._weights.head_LH, self._weights.head_bias_L).float())
+
+    def _capped(self, logits_TL: Tensor) -> Tensor:
         cap = self.config.logit_softcap
         return logits_TL if cap is None else cap * torch.tanh(logits_TL / cap)
 
@@ -273,11 +287,8 @@ class Transformer:
         turns: list[tuple[Tensor, Tensor]] = []
         row = 0
         for n, cache in zip(n_tokens, caches, strict=True):
+            cache.check_room(n)
             position = cache.length
-            if not cache.keys or position + n > cache.n_positions:
-                raise EngineError(
-                    f"chunk ends at position {position + n}, beyond the cache; call cache.start with enough positions"
-                )
             views = {span: view_of(span, position, n, self._device) for span in set(self.config.attention.spans)}
             chunks.append(Chunk(cache, position, n, row, views))
             turns.append(cache.turns.at(position, n))
@@ -369,7 +380,7 @@ class Transformer:
             return None
         shared_TH = self._every_token(normed_TH, mlp.shared, layer)
         if mlp.shared_gate_1H is not None:
-            shared_TH = shared_TH * torch.sigmoid(widened_linear(normed_TH, mlp.shared_gate_1H))
+            shared_TH = gated(shared_TH, normed_TH, mlp.shared_gate_1H)
         return shared_TH
 
 

@@ -25,7 +25,7 @@ from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels import native
-from engines.kernels.decoder import layout_table
+from engines.kernels.laid_out import layout_table
 from engines.model.accelerator import Backend
 from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.checkpoints import Checkpoint
@@ -110,6 +110,9 @@ class RankTransformer(Transformer):
         if is_dealt:
             hidden_TH = self.links.gathered(hidden_TH, rows_N, "backbone", only=0)
         return hidden_TH, plans
+
+    def decode(self, token: int, cache: KeyValueCache, technique: Technique, shown: Shown) -> None:
+        """The other ranks are told of a step in `forward_batch`."""
 
     def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
         return self._whole_steps

@@ -31,11 +31,11 @@ N_PROMPT = 512
 PARTS = (
     "queries, keys and values projected", "heads normed, turned and cached", "attention over the cache",
     "output projected", "router", "gate and up", "down", "norms and sums", "waiting for the other threads",
-    "input laid out",
+    "input laid out", "head",
 )  # fmt: skip
 """The order is that of `Part` in engines/kernels/parts.h."""
 OF_MANY_TOKENS = ("input laid out",)
-OUTSIDE = "head, choice of the token and Python"
+OUTSIDE = "choice of the token and Python"
 WHOLE = "whole token"
 
 
@@ -78,8 +78,9 @@ def rows(name: str, folder: Path, form: str, n_turns: int) -> Iterator[Measureme
 
 REMARKS = f"""A token of batch 1 behind {N_PROMPT} others, {N_NEW} new ones. The thread that calls the kernels is timed.
 While it computes a part, the others compute other pieces of the same one. What it then waits for them is a part of its
-own. A ratio is the part's share of the whole token. What no part of the kernels covers is told as one: the head, the
-choice of the token, and what Python does between two steps. A clock inside the kernels costs about 50 ns each time.
+own. A ratio is the part's share of the whole token. What no part of the kernels covers is told as one: the choice of
+the token, and what Python does between two steps; in older rows the head too, which Python called then. A clock
+inside the kernels costs about 50 ns each time.
 
 Run 1 is of kernels that did not ask ahead for what they read, run 2 of some that did not ask for beginnings of places
 ([what that gained](../decisions/0007-kernels-for-many-tokens.md)). In runs of 26 November memory waited at every fourth

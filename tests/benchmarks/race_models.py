@@ -33,6 +33,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CACHE_BYTES = 2
 """Of one cached key or value: what llama.cpp's cache takes, and the least of all contenders."""
+OWN_CACHE_BYTES = 4
+"""What ours takes."""
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +91,8 @@ def prefill_flop(name: str, n_prompt: int) -> int:
     return 2 * active_weights(name) * n_prompt + attention_flop(n_prompt)
 
 
-def decode_bytes(name: str, weight_bits: float, n_context: int) -> float:
+def decode_bytes(name: str, weight_bits: float, n_context: int, cache_bytes: int = CACHE_BYTES) -> float:
     """What must be read for one token: the active weights, the head, and keys and values of the context."""
     weights = active_weights(name) + VOCABULARY * BASE["hidden_size"]
     cached = 2 * BASE["num_hidden_layers"] * BASE["num_key_value_heads"] * BASE["head_dim"] * n_context
-    return float(weights * weight_bits / 8 + cached * CACHE_BYTES)
+    return float(weights * weight_bits / 8 + cached * cache_bytes)
