@@ -235,26 +235,34 @@ def test_two_processes_of_one_unit_compute_after_each_other_and_send_over_their_
 
 
 OTHERS = ("rank:0", "rank:1"), ((0, 4), (4, 0))
+DEALT = Exchange("all_gather", *OTHERS), Exchange("all_to_all", *OTHERS)
+EVERYWHERE = (Exchange("all_reduce", *OTHERS),)
+LARGE = replace(SHAPE, hidden=512, n_heads=8, n_kv_heads=2, head_dim=64)
+"""A layer's attention has 4 * 2 * 512 * 64 * (8 + 2) bytes: 2.6 MB."""
 
 
 @pytest.mark.parametrize(
-    ("exchanges", "n_readers"),
+    ("shape", "exchanges", "n_tokens", "weights", "work"),
     [
-        ((Exchange("all_gather", *OTHERS), Exchange("all_to_all", *OTHERS)), 2),  # each has tokens of its own
-        ((Exchange("all_reduce", *OTHERS),), 1),
-        ((), 1),
+        (SHAPE, DEALT, 2, 2, 1),  # each has tokens of its own
+        (SHAPE, EVERYWHERE, 2, 2, 2),
+        (SHAPE, EVERYWHERE, 1, 2, 2),  # too small to be split
+        (LARGE, EVERYWHERE, 1, 1, 1),
+        (LARGE, EVERYWHERE, 2, 2, 2),  # split in single decoded tokens alone
+        (replace(LARGE, n_kv_heads=1), EVERYWHERE, 1, 2, 2),  # fewer heads than processes
+        (SHAPE, (), 2, 1, 1),
     ],
 )
-def test_each_process_of_one_unit_reads_the_weights_of_attention_for_its_tokens(
-    exchanges: tuple[Exchange, ...], n_readers: int
+def test_processes_of_one_unit_read_and_compute_attention_as_often_as_they_do(
+    shape: ModelShape, exchanges: tuple[Exchange, ...], n_tokens: int, weights: int, work: int
 ) -> None:
-    plan = replace(plan_of(CallKind(unit="rank:0"), experts=(0, 1)), exchanges=exchanges)
-    sheet = host(more=RANKS, kernels=FREE)
-    found = operations(PricedStep(2, 2), [plan], SHAPE, "cpu", None, Travels(sheet))
-    # Of each of two layers: queries and output of 8 x 8 values, keys and values of 4 x 8.
+    plan = replace(plan_of(CallKind(unit="rank:0"), experts=tuple(range(n_tokens))), exchanges=exchanges)
+    step, n_heads, features = PricedStep(n_tokens, n_tokens), shape.n_heads, shape.head_dim
+    found = operations(step, [plan], shape, "cpu", None, Travels(host(more=RANKS, kernels=BETWEEN_RANKS)))
+    values = 2 * shape.hidden * features * (n_heads + shape.n_kv_heads)
+    once = 2 * n_tokens * values + 4 * n_heads * features * n_tokens**2
     own = [one for one in found if one.kernel == "attention"]
-    assert [one.weight_bytes for one in own] == [n_readers * 192 * 4] * 2
-    assert {one.flops for one in own} == {2 * 2 * 192 + 4 * 8 * 2 * 2}, "each token is computed once"
+    assert [(one.weight_bytes, one.flops) for one in own] == [(weights * 4 * values, work * once)] * shape.n_layers
 
 
 @pytest.mark.parametrize(

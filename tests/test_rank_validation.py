@@ -77,7 +77,7 @@ def test_amounts_of_two_processes_by_hand(ranks: list[Ranks], cpu: Sheet) -> Non
             told = 8 * sizes.top_k * n_prompt * sizes.n_layers
             assert told < prefill["moved_bytes"] <= told + 8 * sizes.hidden * n_prompt * sizes.n_layers
             assert decode["launches"] == pytest.approx(2 * sizes.n_layers)
-            assert decode["attention_bytes"] == pytest.approx(sizes.n_layers * attention_bytes(sizes))
+            assert decode["attention_bytes"] == pytest.approx(N_RANKS * sizes.n_layers * attention_bytes(sizes))
 
 
 def points(ranks: Sequence[Ranks], cpu: Sheet) -> list[Point]:

@@ -13,7 +13,7 @@ from engines.kernels.library import library
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.transformer import Transformer
 from engines.parallel.running import RanksAsked, Running
-from engines.parallel.transformer import SPLIT_BYTES
+from engines.techniques.over_ranks import SPLIT_BYTES
 from engines.techniques.presets import dropless
 from tests.fakes.random_models import copy_tokenizer
 from tests.ranks import TOLERANCE, logits, relative_error, technique

@@ -41,10 +41,7 @@ from engines.parallel.links import Links, check_ids
 from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import ChunkPhase, LayerInput
-from engines.techniques.over_ranks import OverRanks, own_segments, rows_of, tokens_N, wanted_NT
-
-SPLIT_BYTES = 1 << 20
-"""Of a layer's attention weights. Two rounds cost up to 20 us; in that time a core reads some 300 kB."""
+from engines.techniques.over_ranks import OverRanks, own_segments, rows_of, splits_attention, tokens_N, wanted_NT
 
 
 @dataclass(frozen=True)
@@ -141,12 +138,13 @@ class RankTransformer(Transformer):
         return SaidLayouts(technique, [layout if has else None for has in is_sparse], plain)
 
     def _has_much_attention(self) -> bool:
-        """Whether reading a rank's part of a layer's attention, and not all of it, gains more than two rounds cost."""
+        """As of `splits_attention`, where all that is passed fits into a sum."""
         sizes, sums = self.config, self.links.sums
         assert sums is not None  # who asks has them
-        if sizes.n_kv_heads < self.links.n_ranks or self._passed_values() > sums.most_values:
+        if self._passed_values() > sums.most_values:
             return False
-        return min(_attention_bytes(layer.attention) for layer in self._weights.layers) >= SPLIT_BYTES
+        least_bytes = min(_attention_bytes(layer.attention) for layer in self._weights.layers)
+        return splits_attention(self.links.n_ranks, sizes.n_kv_heads, least_bytes)
 
     def _passed_values(self) -> int:
         """Of a token in a layer, where attention is split: what heads mix, new keys and values, what goes back."""

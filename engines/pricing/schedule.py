@@ -27,6 +27,7 @@ from devices.models.sheet import Sheet
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.pricing.block import OF_EXPERTS, Block, residual, row_bytes, units_that_price_between
+from engines.pricing.processes import Repeats, repeated, repeats
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps, made, same
 from engines.pricing.travels import Arrival, Travels
@@ -108,7 +109,7 @@ class Schedule:
         place_of = {number: i for i, number in enumerate(numbers)}
         if of_step:
             yield of_step
-        n_readers = self._n_readers(next((plan for plan in plans if plan is not None), None))
+        again = repeats(plans, step.n_tokens, shape, self._backbone, self._sheet)
         before: dict[tuple[bool, bool], tuple[Operation, ...]] = {}
         for layer in range(shape.n_layers):
             reused = layer % len(numbers)
@@ -117,7 +118,7 @@ class Schedule:
             fetches = plan is not None and len(plan.transfers) > 0
             first = before.get((is_dense, fetches), ())
             if not first:
-                own = step, is_dense, fetches, n_readers
+                own = step, is_dense, fetches, again
                 first = self._kept(own, partial(self._before_ffn, *own))
                 before[is_dense, fetches] = first
             n += len(first)
@@ -137,21 +138,14 @@ class Schedule:
             self._parts[key] = tuple(make())
         return self._parts[key]
 
-    def _n_readers(self, plan: DispatchPlan | None) -> int:
-        """Processes for which one unit stands in that read the weights of attention, each for tokens of its own."""
-        if plan is None or self._sheet is None or all(exchange.kind != "all_gather" for exchange in plan.exchanges):
-            return 1
-        units = plan.exchanges[0].units
-        return max(1, sum(unit != self._backbone == self._sheet.computing(unit) for unit in units))
-
-    def _before_ffn(self, step: PricedStep, is_dense: bool, fetches: bool, n_readers: int) -> list[Operation]:
-        """What stands before the experts of a layer, or before its one block. n_readers: as of `_n_readers`."""
+    def _before_ffn(self, step: PricedStep, is_dense: bool, fetches: bool, again: Repeats) -> list[Operation]:
+        """What stands before the experts of a layer, or before its one block. again: of attention."""
         shape, rest, steps = self._shape, self._rest, Steps()
         for operation in (
             *self._engine(step, "layer", 1 if is_dense else 1 + shape.top_k),
             *(self._engine(step, "fetching layer", 1 + shape.top_k) if fetches else ()),
             norm(step, shape, rest),
-            *_attention(step, shape, self._backbone, self._sheet, n_readers),
+            *repeated(_attention(step, shape, self._backbone, self._sheet), again),
             residual("attention residual", step.n_tokens, shape, rest),
             norm(step, shape, rest),
         ):
@@ -354,13 +348,12 @@ def norm(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
     return made("norm", unit, "norm", moved_bytes=2.0 * row_bytes(shape) * step.n_tokens)
 
 
-def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None, n_readers: int) -> list[Operation]:
+def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None) -> list[Operation]:
     own = None if sheet is None else sheet.units.get(unit)
     apart = own is not None and "scores" in own.kernels
     reads = own is not None and isinstance(own.price("attention"), Roofline)
     tile = 1 if own is None or own.query_tile is None else int(own.query_tile.value)
-    found = attention(step, shape, unit, apart, reads, tile)
-    return [same(replace(one, weight_bytes=n_readers * one.weight_bytes)) for one in found] if n_readers > 1 else found
+    return attention(step, shape, unit, apart, reads, tile)
 
 
 def attention(

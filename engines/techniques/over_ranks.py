@@ -40,6 +40,9 @@ DIRECT_BYTES = 1 << 16
 """A sum over ranks of up to so many bytes is sent in one round, each rank's part to all others: a round costs more than
 its bytes. A larger one is sent in two, which is 2 / N of the bytes: parts to who adds them, sums to all."""
 
+SPLIT_BYTES = 1 << 20
+"""Of a layer's attention weights. Two rounds cost up to 20 us; in that time a core reads some 300 kB."""
+
 MOST_SUMS = 64
 """Sizes of steps whose sums are remembered."""
 
@@ -147,6 +150,12 @@ class OverRanks:
     def _of(self, kind: str, bytes_NN: Integers) -> Exchange:
         units = tuple(unit_of(rank) for rank in range(self.n_ranks))
         return Exchange(kind, units, tuple(map(tuple, bytes_NN.tolist())))  # type: ignore[arg-type]
+
+
+def splits_attention(n_ranks: int, n_kv_heads: int, attention_bytes: float) -> bool:
+    """Whether each rank computes its heads of a decoded token for all: reading a part of a layer's weights, and not all
+    of them, must gain more than two rounds cost."""
+    return n_kv_heads >= n_ranks and attention_bytes >= SPLIT_BYTES
 
 
 def tokens_N(n_tokens: int, n_ranks: int) -> Integers:
