@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import signal
-import time
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -23,17 +23,19 @@ from harness.terminal import EXIT_BAD_PLAN
 from harness.tuning.engine_marks import engine_mark
 from harness.tuning.profile import TunedProfile, read_profile, why_expired, write_profile
 from harness.tuning.tuned_plans import fingerprint_of_plan
-from results.store import Store
+from results.store import Store, StoreError
 from results.trials import Trial
 from tests.command import joulebench, start
+from tests.eventually import eventually
 from tests.plans import DROPLESS, MODEL, problems, raw_plan
 
 SMALL = (
-    "--prompt", "64", "--decode", "40", "--requests", "2", "--probes", "12", "--pairs", "2", "--name", "here",
+    "--prompt", "256", "--decode", "80", "--requests", "2", "--probes", "12", "--pairs", "2", "--name", "here",
     "--set", "protocol.max_foreign_cpu_share=1", "--set", "protocol.warmup=0",
-    "--set", "protocol.sample_interval_s=0.001",
+    "--set", "protocol.sample_interval_s=0.01",
 )  # fmt: skip
-STARTED_S = 60
+"""A phase edge within a gap of five intervals has no joules, and a loaded machine lets a reading wait for 10 ms or
+more: an interval of 1 ms broke sessions off there."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def session(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("JOULEBENCH_STATE", str(state))
         with (folder.parent / "out.txt").open("w") as output:
             process = start(*command, output=output)
-            wait_for_probes(folder, 3)
+            assert eventually(lambda: n_probes(folder) >= 3)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         with Store.view(folder) as store:
@@ -67,18 +69,14 @@ def session(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wait_for_probes(folder: Path, n: int) -> None:
-    deadline_s = time.monotonic() + STARTED_S
-    while time.monotonic() < deadline_s:
-        if (folder / "run.sqlite").exists():
-            try:
-                with Store.view(folder) as store:
-                    if len(store.trials()) >= n:
-                        return
-            except Exception:  # noqa: BLE001 - it is being made
-                pass
-        time.sleep(0.02)
-    raise TimeoutError(f"{folder}: no {n} probes in {STARTED_S} s")
+def n_probes(folder: Path) -> int:
+    if not (folder / "run.sqlite").exists():
+        return 0
+    try:
+        with Store.view(folder) as store:
+            return len(store.trials())
+    except (StoreError, sqlite3.Error):  # it is being made
+        return 0
 
 
 def test_the_probes_that_a_session_tells_are_the_trials_of_its_store(session: Path) -> None:
@@ -89,15 +87,15 @@ def test_the_probes_that_a_session_tells_are_the_trials_of_its_store(session: Pa
     names = {cell.cell_id: cell.engine for cell in run.cells}
     kept: dict[str, list[Trial]] = {name: [] for name in names.values()}
     for trial in sorted(run.trials, key=lambda one: one.repeat):
-        # So short a probe may end between two readings of the CPU's time, and is made again.
-        if all(reading.energy_j is not None for reading in trial.energy if reading.phase != "all"):
+        # A probe whose phases have no joules is made again, and so is one that is marked.
+        if not trial.marks and all(reading.energy_j is not None for reading in trial.energy if reading.phase != "all"):
             kept[names[trial.cell_id]].append(trial)
     assert len(rows) >= 4
     for row in rows:
         trial = kept[row["candidate"]][int(row["probe"]) - 1]
         assert float(row["seconds"]) == pytest.approx(sum(c.end_s - c.prefill_end_s for c in trial.completions))
         assert row["energy_method"] == "modelled"
-        assert int(row["tokens"]) == 2 * 40
+        assert int(row["tokens"]) == 2 * 80
 
 
 def test_the_page_escapes_and_tells_the_choice(session: Path) -> None:

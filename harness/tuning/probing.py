@@ -29,6 +29,7 @@ Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
 Result = TypeVar("Result")
 
 
+LONGER_OR_QUIET = "ask for longer probes (--prompt, --decode), or end what else keeps the machine busy"
 PUT_RIGHT = "put that right, and go on with --resume"
 
 
@@ -163,7 +164,7 @@ class TrialProber(Generic[Arm]):
         asked = [phase for phase in self.phases if tokens_of(trial, phase)]
         reasons = (probe_of([trial], phase).why_no_joules for phase in asked)
         return next(
-            (f"no joules: {why}; ask for longer probes (--prompt, --decode)" for why in reasons if why is not None),
+            (f"no joules: {why}; {LONGER_OR_QUIET}" for why in reasons if why is not None),
             None,
         )
 
