@@ -150,3 +150,20 @@ def test_two_processes_are_measured_in_the_rounds_of_their_fit(monkeypatch: pyte
     fitted = {sizes for sizes, _ in requests} - set(model_validation.HELD_OUT)
     assert fitted == {*QUICK.sizes, OF_FITS}
     assert len(requests) == len(set(requests)) == len(model_validation.HELD_OUT) + 3 * len(fitted)
+
+
+@pytest.mark.parametrize(
+    ("is_quiet", "words", "n_written"),
+    [(True, [], 3), (False, [], 0), (False, ["--even-if-busy"], 3), (True, ["--quick"], 0), (True, ["ranks"], 1)],
+)
+def test_a_disturbed_piece_leaves_its_rows_of_the_page(
+    is_quiet: bool, words: list[str], n_written: int, monkeypatch: pytest.MonkeyPatch, cpu: Sheet
+) -> None:
+    """Each piece is written when it is done."""
+    written: list[object] = []
+    found = model_validation.Validated(cpu, [], is_quiet)
+    monkeypatch.setattr(model_validation, "of_piece", lambda *_: found)
+    monkeypatch.setattr(model_validation, "write_page", lambda *page: written.append(page))
+    monkeypatch.setattr("sys.argv", ["model_validation", *words])
+    model_validation.main()
+    assert len(written) == n_written

@@ -1,6 +1,6 @@
 """Whether the schedule tells how long this machine takes: prices fitted on some models, and plans of other ones.
 
-python -m tests.benchmarks.model_validation [PIECE ...] [--fits DIR] [--arm NAME ...] [--quick]
+python -m tests.benchmarks.model_validation [PIECE ...] [--fits DIR] [--arm NAME ...] [--quick] [--even-if-busy]
 
 Pieces, each of some minutes, so that a machine need not be quiet for all of them at once: `fp32`, `bf16`, and `ranks`
 for two processes in fp32. Each fits a sheet, answers requests in the same rounds, and keeps the sheet in DIR. Without a
@@ -284,6 +284,7 @@ def main() -> None:
     parser.add_argument("--fits", type=Path, help="the folder that keeps the fitted sheets; without it none is kept")
     parser.add_argument("--arm", action="append", choices=list(ARMS), help="this one alone; may be given again")
     parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds, printed and not kept")
+    parser.add_argument("--even-if-busy", action="store_true", help="kept although others used the machine")
     asked = parser.parse_args()
     if unknown := set(asked.pieces) - set(PIECES):
         parser.error(f"no piece is called {', '.join(sorted(unknown))}; there are {', '.join(PIECES)}")
