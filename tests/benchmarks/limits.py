@@ -100,9 +100,20 @@ OUR_FORMS: dict[Arithmetic, tuple[Form, ...]] = {
 }
 
 
+Product = Callable[[], object]
+
+
 def gemm_ways(arithmetic: Arithmetic, prefill: DensePrefill | None) -> Ways:
     """Of torch's library, of oneDNN, of our kernels, and of llama.cpp where it multiplies so."""
-    ways: Ways = {}
+    ways = {way: rate_of(flop, work) for way, (flop, work) in large_products(arithmetic).items()}
+    if prefill is not None:
+        ways[f"llama.cpp, {prefill.gguf.stem}, {prefill.name}"] = prefill.flop_per_s
+    return ways
+
+
+def large_products(arithmetic: Arithmetic) -> dict[str, tuple[int, Product]]:
+    """By name: of torch's library, of oneDNN and of our kernels, with the FLOP of each."""
+    found = {}
     for m, k, n in GEMMS:
         a_MK, b_NK = torch.randn(m, k), torch.randn(n, k)
         products = {
@@ -111,13 +122,8 @@ def gemm_ways(arithmetic: Arithmetic, prefill: DensePrefill | None) -> Ways:
         }
         for who, work in products.items():
             if work is not None:
-                ways[f"{who}, {m} x {k} x {n}"] = rate_of(2 * m * k * n, work)
-    if prefill is not None:
-        ways[f"llama.cpp, {prefill.gguf.stem}, {prefill.name}"] = prefill.flop_per_s
-    return ways
-
-
-Product = Callable[[], object]
+                found[f"{who}, {m} x {k} x {n}"] = 2 * m * k * n, work
+    return found
 
 
 def ours(a_MK: Tensor, b_NK: Tensor, form: Form, arithmetic: Arithmetic) -> Product | None:
