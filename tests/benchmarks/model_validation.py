@@ -298,7 +298,7 @@ def main() -> None:
             print(
                 f"{row.metric:24} {row.ours:9.3f} {row.peer or 0:9.3f} {row.unit} {told:6} {row.conditions}; {row.note}"
             )
-        if not found.is_quiet:
+        if not (found.is_quiet or asked.even_if_busy):
             print(
                 f"{piece}: others used the machine meanwhile; its rows of the page stay. Measure it again", flush=True
             )
