@@ -319,4 +319,13 @@ def test_a_check_without_joules_says_so_in_its_sentence() -> None:
     ]
     words = _words(found, "not certain")
     assert "joules that are not known (no meter)" in words
-    assert "0.90× the time" in words
+    assert "(no meter) and 0.90× the time: the choice" in words
+
+
+def test_a_ratio_of_a_check_without_an_interval_says_why_it_has_none() -> None:
+    found = [
+        CheckedRatio(phase="decode", quantity="time", ratio=0.9, low=0.8, high=1.0),
+        CheckedRatio(phase="decode", quantity="energy", ratio=0.96, reason="n = 1: no interval from one pair"),
+    ]
+    told = "0.96× the joules (n = 1: no interval from one pair) and 0.90× [0.80, 1.00] the time"
+    assert told in _words(found, "not certain")

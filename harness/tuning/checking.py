@@ -176,8 +176,8 @@ def _words(ratios: Sequence[CheckedRatio], verdict: Verdict) -> str:
     for phase in dict.fromkeys(one.phase for one in ratios):
         own = {one.quantity: one for one in ratios if one.phase == phase}
         energy, time = own["energy"], own["time"]
-        joules = f"{_told(energy)} the joules" if energy.ratio is not None else _unknown("joules that are", energy)
-        seconds = f"{_told(time)} the time" if time.ratio is not None else _unknown("a time that is", time)
+        joules = _told(energy, "the joules") if energy.ratio is not None else _unknown("joules that are", energy)
+        seconds = _told(time, "the time") if time.ratio is not None else _unknown("a time that is", time)
         parts.append(f"{DOES[phase]} takes {joules} and {seconds}")
     return f"Beside the arm as planned, {'; '.join(parts)}: the choice {VERDICT_WORDS[verdict]}."
 
@@ -186,6 +186,8 @@ def _unknown(what: str, one: CheckedRatio) -> str:
     return f"{what} not known ({one.reason})"
 
 
-def _told(one: CheckedRatio) -> str:
+def _told(one: CheckedRatio, what: str) -> str:
+    """A ratio without an interval says why: it would read as one that is certain."""
     interval = f" [{one.low:.2f}, {one.high:.2f}]" if one.low is not None and one.high is not None else ""
-    return f"{one.ratio:.2f}×{interval}"
+    why = f" ({one.reason})" if one.reason and not interval else ""
+    return f"{one.ratio:.2f}×{interval} {what}{why}"
