@@ -35,6 +35,7 @@ def trace(
     ] = None,
 ) -> None:
     """Write what ran when in a trial: phases, units, links, copies and power on one clock."""
+    from results.report.files import replace_text
     from results.store import Store, StoreError
     from results.trace_events import n_events, trace_document
     from results.trace_files import TraceFileError
@@ -57,8 +58,7 @@ def trace(
         fail(f"{n:,} events are more than a viewer takes; name a --request, or a --step of it", EXIT_BAD_PLAN)
     document = trace_document(found, facts["cell"], facts)
     try:
-        with out.open("w", encoding="utf-8") as file:
-            json.dump(document, file, allow_nan=False)
+        replace_text(out, json.JSONEncoder(allow_nan=False).iterencode(document))
     except (OSError, ValueError) as error:
         fail(f"--out {out}: cannot be written ({error}); name another file", EXIT_NOT_WRITTEN)
     length_s = found.end_s - found.begin_s

@@ -163,6 +163,22 @@ def test_a_disk_that_is_full_while_tables_are_written_costs_no_trial(finished_ru
     assert not list(out.glob(".*"))
 
 
+def test_a_trace_that_cannot_be_written_whole_leaves_the_file_that_was_there(
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "trace.json"
+    with Store.view(finished_run.directory) as store:
+        trial_id = next(one.trial_id for one in store.trials() if one.status == "ok")
+    asked = ["trace", str(finished_run.directory), "--out", str(out), "--trial", trial_id]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    before = out.read_bytes()
+    assert json.loads(before)["traceEvents"]
+    monkeypatch.setattr("results.trace_events.trace_document", lambda *_: {"begin": "x" * 100_000, "end": float("nan")})
+    done = CliRunner().invoke(app, asked)
+    assert (done.exit_code, "trace.json: cannot be written" in done.output) == (7, True)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
 def _contents(run: Path) -> dict[Path, int]:
     """When each file was written; SQLite's own side files come and go as it is read."""
     return {p: p.stat().st_mtime_ns for p in run.rglob("*.*") if p.suffix not in (".sqlite-wal", ".sqlite-shm")}
