@@ -84,7 +84,9 @@ inside the kernels costs about 50 ns each time.
 
 Run 1 is of kernels that did not ask ahead for what they read, run 2 of some that did not ask for beginnings of places
 ([what that gained](../decisions/0007-kernels-for-many-tokens.md)). In runs of 26 November memory waited at every fourth
-row of a matrix ([why](../decisions/0005-kernels-for-decoding.md)). Rows of one run may be compared with each other."""
+row of a matrix ([why](../decisions/0005-kernels-for-decoding.md)). Rows of one run may be compared with each other, but
+for how fast memory was just then: gate and up of 128 experts are 101 MB in 16 bits, which were read at 48 GB/s in bf16
+and at 68 in bf16 by bf16."""
 
 
 def main() -> None:
