@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Timer
@@ -22,7 +22,7 @@ import pytest
 
 from results.store import Store
 from tests.command import EXECUTABLE, environment
-from tests.eventually import PATIENCE_S, eventually, running
+from tests.eventually import PATIENCE_S, running
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fleet_phones import SERIALS, phones_plan, three_phones
 from tests.fleet_worker import HELD, LOG
@@ -97,18 +97,15 @@ class KilledFleet:
         self.killed[what] += 1
         return True
 
-    def kill_in_a_trial(self) -> None:
-        """The worker of the first phone, in the middle of the trial that is held there."""
-        phone, own = self.server.phones[0], list[psutil.Process]()
-
-        def is_held() -> bool:
-            own[:] = self._children(self.workers, phone.serial)
-            word, _, repeat, _ = phone.local(LOG).read_text().splitlines()[-1].split()
-            is_begun = (word, repeat) == ("begin", str(REPEATS - 1))
-            return bool(own and is_begun and running(str(phone.local(HELD))))
-
-        assert eventually(is_held)
+    def kill_in_a_trial(self) -> bool:
+        """The worker of the first phone, in the middle of the trial that is held there. False where it is not there."""
+        phone = self.server.phones[0]
+        word, _, repeat, _ = phone.local(LOG).read_text().splitlines()[-1].split()
+        own = self._children(self.workers, phone.serial)
+        if not own or (word, repeat) != ("begin", str(REPEATS - 1)) or not running(str(phone.local(HELD))):
+            return False
         own[0].kill()
+        return True
 
     def release(self) -> None:
         """What was held may end."""
@@ -126,7 +123,7 @@ class KilledFleet:
 
     def _children(self, parent: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
         with suppress(psutil.Error):
-            return [child for child in psutil.Process(parent.pid).children() if word in child.cmdline()]
+            return [one for one in psutil.Process(parent.pid).children() if word in " ".join(one.cmdline())]
         return []
 
     def end(self) -> None:
@@ -150,9 +147,14 @@ def fleet(tmp_path: Path) -> Iterator[KilledFleet]:
 def test_every_trial_is_kept_once_whatever_is_killed(fleet: KilledFleet, tmp_path: Path) -> None:
     rng = random.Random(3)
     until_s = time.monotonic() + LIMIT_S
-    while not fleet.n_finished():
-        assert time.monotonic() < until_s, (tmp_path / "log").read_text()
-        time.sleep(0.2)
+
+    def wait_for(happens: Callable[[], object]) -> None:
+        while not happens():
+            assert time.monotonic() < until_s, (tmp_path / "log").read_text()
+            assert fleet.coordinator.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+
+    wait_for(fleet.n_finished)
     kinds = ["worker", "phone", "scheduler"]
     order = [kinds[i % 3] for i in range(N_KILLS)]
     rng.shuffle(order)
@@ -160,11 +162,8 @@ def test_every_trial_is_kept_once_whatever_is_killed(fleet: KilledFleet, tmp_pat
         order.insert(place, "coordinator")
     for what in order:
         time.sleep(rng.uniform(0.1, 0.9))
-        while not fleet.kill(what):
-            assert time.monotonic() < until_s, (tmp_path / "log").read_text()
-            assert fleet.coordinator.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.1)
-    fleet.kill_in_a_trial()
+        wait_for(lambda: fleet.kill(what))  # noqa: B023 - within this round
+    wait_for(fleet.kill_in_a_trial)
     assert fleet.n_finished() < N_CELLS * REPEATS
     fleet.release()
     assert fleet.coordinator.wait(max(1.0, until_s - time.monotonic())) == 0, (tmp_path / "log").read_text()
