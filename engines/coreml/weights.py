@@ -23,7 +23,7 @@ from engines.coreml.contents import (
     LinearContent,
     n_weight_bytes,
 )
-from engines.coreml.manifest import PackagePlan, Role, Weights
+from engines.coreml.manifest import PackagePlan, Weights
 from engines.errors import EngineError
 from engines.model.architecture import ModelConfig
 from engines.model.attention import AttentionWeights
@@ -95,13 +95,6 @@ def content_of(package: PackagePlan, layer: LayerWeights, config: ModelConfig) -
     gated = layer.mlp if package.role == "dense" else layer.mlp.shared if isinstance(layer.mlp, SparseWeights) else None
     assert isinstance(gated, GatedWeights)
     return ExpertsContent({0: _gated(gated, where)}, config.unit)
-
-
-def role_of_rows(layer: LayerWeights) -> Role | None:
-    """Of what every token passes through besides attention; None where there is nothing."""
-    if isinstance(layer.mlp, GatedWeights):
-        return "dense"
-    return None if layer.mlp.shared is None else "shared"
 
 
 def _gated(weights: GatedWeights, where: str) -> GatedContent:
