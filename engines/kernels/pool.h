@@ -106,9 +106,13 @@ class Pool {
   // Of the core that a helper is on another thread wants to be woken.
   static constexpr auto kHelperLooks = std::chrono::microseconds(5);
   static constexpr int64_t kSpinUs = 1000;  // longer than what lies between two tokens
-  // On the caller's core a worker looks for a job no longer than this, and sleeps for so long before it looks again whether
-  // it still is. To wake up and look takes some microseconds.
+  // On the caller's core a worker looks for a job no longer than this.
   static constexpr auto kLooksInTheWay = std::chrono::microseconds(50);
+  // For so much of each while it stands in line there, and lets the caller go first: the system moves who waits to a core
+  // that is free, at its next tick, and never who sleeps. Then no core is free: it sleeps, and looks again. To wake up and
+  // look takes some microseconds.
+  static constexpr auto kInLine = std::chrono::microseconds(6000);
+  static constexpr auto kWhile = std::chrono::microseconds(60000);
   static constexpr auto kOutOfTheWay = std::chrono::microseconds(2000);
   // Who looked so lately was not taken off its core since. So many doubts, and numbers of cores are believed no more.
   static constexpr auto kLately = std::chrono::microseconds(20);
@@ -189,6 +193,8 @@ class Pool {
 
   void work(int number, std::atomic<int32_t>* id) {
     id->store(thread_id(), std::memory_order_release);
+    std::chrono::steady_clock::time_point began_while;
+    std::chrono::steady_clock::duration in_line{0};
     for (;;) {
       look(number);
       if (!is_called(number)) {
@@ -204,6 +210,12 @@ class Pool {
       }
       while (is_called(number) && !is_in_the_way() && take_one()) {
       }
+      const auto begin = std::chrono::steady_clock::now();
+      auto now = begin;
+      if (begin > began_while + kWhile) began_while = begin, in_line = in_line.zero();
+      for (; is_called(number) && is_in_the_way() && in_line + (now - begin) < kInLine; now = std::chrono::steady_clock::now())
+        std::this_thread::yield();
+      in_line += now - begin;
       if (is_called(number) && is_in_the_way()) std::this_thread::sleep_for(kOutOfTheWay);
     }
   }
