@@ -136,6 +136,12 @@ class Meter(Protocol):
     def close(self) -> None: ...
 
 
+def sees_all_cpus(meter: Meter) -> bool:
+    """A package, a board or a battery draws for every process on it; a model counts our own CPU time."""
+    is_measured = meter.method not in ("modelled", "replayed")
+    return is_measured and any(channel.computes == "cpu" for channel in meter.channels)
+
+
 @runtime_checkable
 class KeepsRaw(Protocol):
     """A meter whose power follows from what its instrument said by a decision: of a unit, of a sign."""

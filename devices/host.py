@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from devices.base import Clock, DeviceError, Meter, MeterUnavailableError, Unit
+from devices.base import Clock, DeviceError, Meter, MeterUnavailableError, Unit, sees_all_cpus
 from devices.boundary import library_errors
 from devices.conditions import cpu_throttle_events, host_conditions, host_environment, host_power
 from devices.cpu_cycles import CpuCycles, CycleCounter
@@ -145,16 +145,10 @@ class Host:
 
     def cpu_seconds(self) -> CpuSeconds | None:
         """Of the CPUs that this process might use when the host was made; also of all, where a meter sees them all."""
-        return host_cpu_seconds(self._cpus, with_machine=any(map(_sees_all_cpus, self.meters)))
+        return host_cpu_seconds(self._cpus, with_machine=any(map(sees_all_cpus, self.meters)))
 
     def close(self) -> None:
         for meter in self.meters:
             meter.close()
         self.meters.clear()
         self._cycles.close()
-
-
-def _sees_all_cpus(meter: Meter) -> bool:
-    """A package, a board or a battery draws for every process on it; a model counts our own CPU time."""
-    is_measured = meter.method not in ("modelled", "replayed")
-    return is_measured and any(channel.computes == "cpu" for channel in meter.channels)

@@ -23,6 +23,7 @@ from harness.terminal import (
     quiet_libraries,
 )
 from results.printable import printable
+from results.units import MIB
 
 if TYPE_CHECKING:
     from engines.coreml.lint import Linted
@@ -123,7 +124,7 @@ def _print_linted(linted: Linted, folder: Path, csv: Path | None) -> None:
     typer.echo(
         f"{linted.n_packages} packages, {linted.n_graphs} graphs, of which a process holds {linted.n_held};"
         f" {linted.n_operations} operations; the heaviest graph"
-        f" has {linted.most_weight_bytes / 2**20:.4g} MiB of weights: {len(linted.findings) - n_notes} findings,"
+        f" has {linted.most_weight_bytes / MIB:.4g} MiB of weights: {len(linted.findings) - n_notes} findings,"
         f" {n_notes} notes"
     )
     if linted.unlisted:

@@ -23,6 +23,7 @@ from devices.base import (
     DeviceError,
     KeepsRaw,
     Meter,
+    sees_all_cpus,
 )
 from devices.cpu_cycles import CpuCycles
 from devices.cpu_seconds import counted_as_ours
@@ -398,9 +399,8 @@ def _idle(arm: PreparedCell, protocol: TrialProtocol) -> _Idle:
     with watched(device) as states, running_meters(device.meters) as traces:
         arm.clock.sleep_until_s(arm.clock.now_s() + protocol.idle_s)
     cpu_after = device.cpu_seconds()
-    # A model counts our CPU time alone.
-    is_felt = any(meter.method not in ("modelled", "replayed") for meter in device.meters)
-    is_busy = is_felt and _is_contended(cpu_before, cpu_after, protocol.max_foreign_cpu_share)
+    is_contended = _is_contended(cpu_before, cpu_after, protocol.max_foreign_cpu_share)
+    is_busy = is_contended and any(map(sees_all_cpus, device.meters))
     return _Idle(traces, raw_traces(device.meters), states, is_busy)
 
 

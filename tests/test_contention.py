@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from devices.base import TransientDeviceError
+from devices.base import Channel, TransientDeviceError
 from harness.opening import open_run
 from harness.plan import build_plan
 from harness.progress import PlainProgress, outcome
@@ -117,17 +117,19 @@ def test_a_neighbour_in_the_idle_time_is_told_where_a_meter_feels_it(tmp_path: P
     """Idle, window, idle: the net joules of the first trial are of a machine that was not idle."""
     words = "idle power has theirs in it, and net joules are too low"
     found = {}
-    for name, shares, method in (
-        ("before", (0.5, 0.0, 0.0), "counter"), ("after", (0.0, 0.0, 0.5), "counter"),
-        ("window", (0.0, 0.1, 0.0), "counter"), ("model", (0.5, 0.0, 0.5), "modelled"),
+    for name, shares, method, computes in (
+        ("before", (0.5, 0.0, 0.0), "counter", "cpu"), ("after", (0.0, 0.0, 0.5), "counter", "cpu"),
+        ("window", (0.0, 0.1, 0.0), "counter", "cpu"), ("model", (0.5, 0.0, 0.5), "modelled", "cpu"),
+        ("gpu", (0.5, 0.0, 0.5), "counter", "gpu"),
     ):  # fmt: skip
         bench = shared(*shares)
         for meter in bench.fake_device.meters:
             meter.method = method
+            meter.channels = (Channel("machine", "counter", computes=computes),)
         data, (trial,), _ = run(bench, tmp_path / name, idle_s=1.0)
         assert trial.marks == ()
         found[name] = any(words in note for note in trial.notes) and words in html_text(data)
-    assert found == {"before": True, "after": True, "window": False, "model": False}
+    assert found == {"before": True, "after": True, "window": False, "model": False, "gpu": False}
 
 
 def test_a_run_of_which_nothing_can_be_used_says_so_early_and_once(tmp_path: Path) -> None:

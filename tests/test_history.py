@@ -223,8 +223,40 @@ def test_a_bar_of_two_trials_that_scatter_reaches_below_no_0_and_hides_no_line(t
     assert e2e.interval == (0.0, pytest.approx(10.5 + 12.7062 * 9.5, rel=1e-4))
     assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert "Bars that end at three times the highest point are longer" in text
+    assert "Bars that end at three times the point farthest from 0 are longer" in text
     assert '<td class="number">[0, 130]</td>' in text
+    drawn = drawn_points(text, "time of a request")
+    assert [point["value"] for point in drawn] == pytest.approx([1.005, 10.5, 1.005])
+    assert (drawn[1]["low"], drawn[1]["high"]) == (0.0, pytest.approx(3 * 10.5))
+
+
+@pytest.mark.parametrize(
+    ("ends", "drawn_ends", "is_cut"),
+    [
+        # Student's interval of two values: 6.3531 times their distance to either side of their mean.
+        ((-0.042, 0.002), (-0.06, 0.06), True),
+        ((-0.021, -0.019), (-0.02 - 0.012706, -0.02 + 0.012706), False),
+    ],
+)
+def test_a_bar_of_a_score_below_0_holds_its_own_point_and_hides_no_line(
+    tmp_path: Path, ends: tuple[float, float], drawn_ends: tuple[float, float], is_cut: bool
+) -> None:
+    write_run(tmp_path / "run", [cell("c1")], [made_trial("c1", i, 1.0, right=[end]) for i, end in enumerate(ends)])
+    assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    (point,) = drawn_points(text, "acc")
+    # In %, as scores are.
+    assert point["value"] == pytest.approx(-2.0)
+    assert (point["low"], point["high"]) == pytest.approx([100 * end for end in drawn_ends], rel=1e-4)
+    assert ("Bars that end at" in text) == is_cut
+
+
+def drawn_points(page: str, figure: str) -> list[dict[str, float]]:
+    """What the chart of this figure draws, in order of time."""
+    charts = json.loads(page.split('id="charts">')[1].split("</script>")[0])["specs"].values()
+    (chart,) = (one for one in charts if one["description"].startswith(f"{figure} over time"))
+    points: list[dict[str, float]] = chart["datasets"][chart["layer"][0]["data"]["name"]]
+    return points
 
 
 def test_an_arm_that_was_set_otherwise_is_told_in_the_list_and_on_the_page(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from results.history.compared import Compared
 from results.history.comparison import CompareError, Comparison, RunTold, Side, compare, told_of
 from results.history.rests import changed_rests, rests_of
 from results.history.unlike import What
+from results.report import compare_page
 from results.report.changes_page import WORSE, ChangesPage, Drawn, _chart
 from results.runs import OWN_CODE
 from results.store import Store
@@ -368,6 +369,14 @@ def test_an_interval_of_a_million_percent_hides_no_other_in_the_picture() -> Non
     assert '"low": 1.0, "high": 3.0' in spec
     certain = Drawn("certain", 300.0, 200.0, 5000.0, "worse")
     assert '"high": 5000.0' in json.dumps(_chart(page, [*drawn, certain], "described"))
+
+
+def test_a_column_that_the_table_has_no_name_for_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = between(*(written(tmp_path / name, times(1.0, seed)) for seed, name in enumerate("ab")))
+    assert list(compare_page.comparison_frame(found)["reason"]) == [row.reason or None for row in found.rows]
+    monkeypatch.setattr(compare_page, "FRAME_COLUMNS", compare_page.FRAME_COLUMNS[:-1])
+    with pytest.raises(ValueError, match="longer"):
+        compare_page.comparison_frame(found)
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:

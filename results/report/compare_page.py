@@ -18,8 +18,6 @@ from results.report.files import replace_text
 from results.units import format_figure, format_number, format_p
 
 ORDER: Final = ("worse", "better", "different", "not certain", "not tested", "refused")
-
-
 FRAME_COLUMNS: Final = (
     "verdict", "arm", "workload", "device", "metric", "phase", "unit", "method_a", "method_b", "meter_a", "meter_b",
     "n_a", "n_b", "mean_a", "mean_b", "change", "low", "high", "change_is", "p", "p_adjusted", "test", "hedges_g",
@@ -31,20 +29,16 @@ def comparison_frame(found: Comparison) -> pd.DataFrame:
     rows = []
     for row in found.rows:
         one, other = row.first, row.second
-        rows.append(
-            {
-                "verdict": row.verdict, "arm": row.arm, "workload": row.workload, "device": row.device,
-                "metric": one.metric, "phase": one.phase, "unit": one.unit,
-                "method_a": one.method, "method_b": None if other is None else other.method,
-                "meter_a": one.meter, "meter_b": None if other is None else other.meter,
-                "n_a": one.n, "n_b": None if other is None else other.n,
-                "mean_a": one.mean, "mean_b": None if other is None else other.mean,
-                "change": row.change, "low": row.low, "high": row.high,
-                "change_is": "difference" if row.is_score else "share",
-                "p": row.p, "p_adjusted": row.adjusted, "test": row.test, "hedges_g": row.effect,
-                "requests_longer": row.longer, "unlike": "; ".join(row.said) or None, "reason": row.reason or None,
-            }
+        figures = (
+            row.verdict, row.arm, row.workload, row.device, one.metric, one.phase, one.unit,
+            one.method, None if other is None else other.method,
+            one.meter, None if other is None else other.meter,
+            one.n, None if other is None else other.n,
+            one.mean, None if other is None else other.mean,
+            row.change, row.low, row.high, "difference" if row.is_score else "share",
+            row.p, row.adjusted, row.test, row.effect, row.longer, "; ".join(row.said) or None, row.reason or None,
         )  # fmt: skip
+        rows.append(dict(zip(FRAME_COLUMNS, figures, strict=True)))
     # Without a row too, as where every trial of A failed.
     frame_ = pd.DataFrame(rows, columns=list(FRAME_COLUMNS))
     numbers = ("mean_a", "mean_b", "change", "low", "high", "p", "p_adjusted", "hedges_g", "requests_longer")

@@ -27,8 +27,8 @@ MOST_ARMS: Final = 8
 """In one chart; more are told in the table alone."""
 HEIGHT_PX: Final = 190
 WIDEST: Final = 3.0
-"""Times the highest point: where bars end."""
-CUT: Final = "Bars that end at three times the highest point are longer; the numbers have them."
+"""Times the point that is farthest from 0: where bars end, above 0 and below it."""
+CUT: Final = "Bars that end at three times the point farthest from 0 are longer; the numbers have them."
 
 Way = tuple[Any, ...]
 
@@ -184,15 +184,15 @@ def _run_row(run: RunPoint, changed: Sequence[Changed]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _highest(lines: Sequence[Line]) -> float:
-    """Where bars end: two trials that scatter leave an interval beside which no line could be seen."""
-    return WIDEST * max((point.figure.mean for line in lines for point in line.series.points), default=0.0)
+def _farthest(lines: Sequence[Line]) -> float:
+    """From 0, where bars end: two trials that scatter leave an interval beside which no line could be seen."""
+    return WIDEST * max((abs(point.figure.mean) for line in lines for point in line.series.points), default=0.0)
 
 
 def _is_cut(lines: Sequence[Line]) -> bool:
-    highest = _highest(lines)
-    ends = (point.figure.interval for line in lines for point in line.series.points)
-    return any(end is not None and end[1] > highest for end in ends)
+    farthest = _farthest(lines)
+    intervals = (point.figure.interval for line in lines for point in line.series.points)
+    return any(max(-ends[0], ends[1]) > farthest for ends in intervals if ends is not None)
 
 
 def _chart(
@@ -202,12 +202,12 @@ def _chart(
     import altair as alt
 
     arms = list(dict.fromkeys(line.arm for line in lines))
-    highest = _highest(lines)
+    farthest = _farthest(lines)
     rows = []
     for n, line in enumerate(lines):
         for point in line.series.points:
             low, high = point.figure.interval or (point.figure.mean, point.figure.mean)
-            high = min(high, highest)
+            low, high = max(low, -farthest), min(high, farthest)
             rows.append(
                 {
                     "arm": line.arm, "line": n, "at": point.run.created_at, "value": point.figure.mean / scale,

@@ -20,7 +20,7 @@ from engines.techniques.layout.tiers import expected_load
 from engines.techniques.presets import preset_parameters
 from harness.reproduce.npumoe import places
 from harness.reproduce.npumoe.places import TABLE_5, claim
-from results.units import GIB
+from results.units import GIB, MIB
 
 MODELS = ("phi-3.5-moe", "phi-tiny-moe", "qwen3-30b-a3b")
 """Rows of Table 1."""
@@ -68,7 +68,7 @@ def sizes() -> dict[str, tuple[float, ...]]:
     checkpoints = {claim(37 + i): (checkpoint_gb(NAMED_SHAPES[name]),) for i, name in enumerate(MODELS[:2])}
     qwen = NAMED_SHAPES[MODELS[2]]
     eight_bit_gib = qwen.parameters.total / GIB
-    expert_mib = PHI_3_5_MOE.expert_weights * PHI_3_5_MOE.bytes_per_value / 2**20
+    expert_mib = PHI_3_5_MOE.expert_weights * PHI_3_5_MOE.bytes_per_value / MIB
     return {**found, **checkpoints, claim(39): (checkpoint_gb(qwen), eight_bit_gib), claim(21): (expert_mib,)}
 
 
