@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import stat
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results import tables
+from results.report import files
 from results.report.csv import csv_text, neutralised, write_csv
 from results.report.files import check_folder, replace_text
 from tests.run_builders import TABLES, cell, example_run, failed, run, trial
@@ -87,3 +89,36 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path) -> N
         replace_text(path, "new \ud800")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["summary.csv"]
+
+
+def test_a_pipe_gets_the_text_and_stays_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        replace_text(path, ["a\n", "μ\n"])
+        assert os.read(reader, 100) == "a\nμ\n".encode()
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_links_of_the_devices_are_followed_and_others_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dev").mkdir()
+    link, other, target = tmp_path / "dev" / "stdout", tmp_path / "link", tmp_path / "target"
+    for one in (link, other):
+        one.symlink_to(target)
+    monkeypatch.setattr(files, "DEVICE_FOLDERS", (str(link.parent),))
+    replace_text(link, "through")
+    assert (link.is_symlink(), target.read_text()) == (True, "through")
+    replace_text(other, "its own")
+    assert (other.is_symlink(), other.read_text(), target.read_text()) == (False, "its own", "through")
+
+
+def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        replace_text(tmp_path, "text")
+    assert caught.value.filename == str(tmp_path)
