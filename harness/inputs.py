@@ -33,14 +33,13 @@ from harness.schema import EngineSpec
 from harness.state import state_folder
 from harness.variables import is_setting
 from results.file_state import file_state
-from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, Input
+from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, Input, shown_value
 
 SCHEDULERS = {
     getattr(os, name): name for name in ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
     if hasattr(os, name)
 }  # fmt: skip
 MOST_TOLD = 4
-DIGITS = 12
 
 
 def inputs_of(plan: Plan, run_parts: RunParts) -> tuple[Input, ...]:
@@ -65,7 +64,7 @@ def changes(then: Sequence[Input], now: Sequence[Input]) -> list[str]:
     before, after = ({i.name: i.value for i in own} for own in (then, now))
     names = dict.fromkeys([*before, *after])
     return [
-        f"{name} {_short(before.get(name, 'absent'))} -> {_short(after.get(name, 'absent'))}"
+        f"{name} {shown_value(before.get(name, 'absent'))} -> {shown_value(after.get(name, 'absent'))}"
         for name in names
         if before.get(name) != after.get(name)
     ]
@@ -74,11 +73,6 @@ def changes(then: Sequence[Input], now: Sequence[Input]) -> list[str]:
 def told_changes(found: Sequence[str]) -> str:
     more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
     return "; ".join(found[:MOST_TOLD]) + more
-
-
-def _short(value: str) -> str:
-    kind, _, digest = value.partition("sha256:")
-    return f"sha256 {digest[:DIGITS]}" if digest and not kind else value
 
 
 def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.device_specs import MODEL_PREFIX
 from results.derivation import is_priced_by
-from results.runs import SHA256
-from results.same_requests import SHOWN_DIGITS
+from results.runs import SHA256, SHOWN_DIGITS
 from results.units import signed
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ import pandas as pd
 
 from results.report.csv import frames_of_run
 from results.report.files import replace_text
-from results.report.html import machine_rows, method_sentences, shown_input, warnings_of
+from results.report.html import machine_rows, method_sentences, warnings_of
 from results.report.plan_text import toml_text
 from results.run_frames import RunFrames
-from results.runs import RunData
+from results.runs import RunData, shown_value
 from results.trace_files import TraceFileError
 
 if TYPE_CHECKING:
@@ -199,7 +199,12 @@ def card_text(run: RunData, derived: RunFrames, tables: Sequence[Exported]) -> s
         lines += [f"- {escaped(key)}: {escaped(value)}" for key, value in machine_rows(environment)]
         packages = ", ".join(f"{name} {version}" for name, version in environment.packages.items())
         lines += [f"- packages: {escaped(packages)}", ""]
-    lines += ["## Inputs", "", *(f"- {escaped(one.name)}: {escaped(shown_input(one))}" for one in info.inputs), ""]
+    lines += [
+        "## Inputs",
+        "",
+        *(f"- {escaped(one.name)}: {escaped(shown_value(one.value))}" for one in info.inputs),
+        "",
+    ]
     lines += ["## Plan", "", *fenced(toml_text(info.plan), "toml"), ""]
     return "\n".join(lines)
 

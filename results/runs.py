@@ -23,6 +23,13 @@ OF_PROFILE = " of profile "
 """Behind the name of a file: before the model, or the profile's folder, in the name of the input."""
 SHA256 = "sha256:"
 """Before the digest, in an input's value."""
+SHOWN_DIGITS = 12
+"""Of a hash, for people; the tables as CSV have all 64."""
+
+
+def shown_value(value: str) -> str:
+    """Of an input, for people: a digest cut, or a setting."""
+    return f"sha256 {value.removeprefix(SHA256)[:SHOWN_DIGITS]}" if value.startswith(SHA256) else value
 
 
 class Input(Record):

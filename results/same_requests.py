@@ -7,10 +7,7 @@ Figures of such arms stand side by side, marked; what they are divided by may di
 from __future__ import annotations
 
 from results.cells import trials_of
-from results.runs import RunData
-
-SHOWN_DIGITS = 12
-"""Of a hash, for people; the tables as CSV have all 64."""
+from results.runs import SHOWN_DIGITS, RunData
 
 
 def hashes_by_cell(run: RunData) -> dict[str, tuple[str, ...]]:

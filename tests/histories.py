@@ -79,14 +79,15 @@ def write_history(
     environments: Mapping[int, Environment] | None = None,
     settings: Callable[[int, str], dict[str, Any]] = lambda day, arm: {},
     inputs: Callable[[int], dict[str, str]] = lambda day: {},
+    model: Callable[[str], str] = lambda arm: "tiny-moe",
 ) -> list[Path]:
     """level: seconds of a request by run and arm. noise: relative, of a run. within: of a repeat. machine: what all
-    arms of a run share. settings: of the plan, by run and arm. inputs: what a run rests on."""
+    arms of a run share. settings: of the plan, by run and arm. inputs: what a run rests on. model: by arm."""
     rng = np.random.default_rng(seed)
     folders = []
     for day in range(n_runs):
         cells = [
-            cell(f"cell{i:04d}", engine=arm, label=arm, engine_parameters=settings(day, arm))
+            cell(f"cell{i:04d}", engine=arm, label=arm, engine_parameters=settings(day, arm), model=model(arm))
             for i, arm in enumerate(arms)
         ]
         trials = []

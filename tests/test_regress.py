@@ -154,10 +154,41 @@ def test_weights_that_were_replaced_under_their_name_are_not_judged_without_a_wo
         tmp_path, 24, slower(2, 14), arms=("a", "b"),
         inputs=lambda day: {name: f"sha256:{'7' * 64}" if day >= 14 else f"sha256:{'1' * 64}"},
     )  # fmt: skip
-    told = f"run014: {name} sha256 {'1' * 12} → sha256 {'7' * 12}"
+    words = f"{name} sha256 {'1' * 12} → sha256 {'7' * 12}"
+    told = f"run014: the run's {words}"
     assert {arm: one.settings_changed for arm, one in judged(tmp_path).items()} == {"a": (told,), "b": (told,)}
     listed = joulebench("history", str(tmp_path)).stdout.splitlines()
-    assert listed[-1] == told.replace("run014: ", "run014: a, b are set otherwise than in run013: ")
+    assert listed[-1] == f"run014: the run rests on other files, variables or protocol than run013: {words}"
+
+
+def test_a_run_that_did_not_keep_what_it_rests_on_hides_no_change(tmp_path: Path) -> None:
+    write_history(
+        tmp_path, 10, slower(0, 0), arms=("a", "b"),
+        inputs=lambda day: {} if day == 5 else {"OMP_NUM_THREADS": "1" if day < 5 else "2"},
+    )  # fmt: skip
+    words = "OMP_NUM_THREADS 1 → 2"
+    assert judged(tmp_path)["b"].settings_changed == (f"run006: the run's {words}",)
+    listed = joulebench("history", str(tmp_path)).stdout.splitlines()
+    assert listed[11:] == [f"run006: the run rests on other files, variables or protocol than run004: {words}"]
+
+
+def test_a_file_of_another_engine_is_told_of_its_arms_alone(tmp_path: Path) -> None:
+    name = "libllama.so of llama.cpp"
+
+    def digits(day: int) -> str:
+        return ("7" if day >= 5 else "1") * 64
+
+    write_history(
+        tmp_path, 10, slower(0, 0), arms=("dropless", "llama.cpp"),
+        inputs=lambda day: {name: f"sha256:{digits(day)}"},
+        settings=lambda day, arm: {name: f"sha256 {digits(day)[:12]}"} if arm == "llama.cpp" else {},
+    )  # fmt: skip
+    words = f"{name} sha256 {'1' * 12} → sha256 {'7' * 12}"
+    found = judged(tmp_path)
+    assert found["dropless"].settings_changed == ()
+    assert found["llama.cpp"].settings_changed == (f"run005: {words}",)
+    listed = joulebench("history", str(tmp_path)).stdout.splitlines()
+    assert listed[11:] == [f"run005: llama.cpp is set otherwise than in run004: {words}"]
 
 
 def test_what_an_arm_was_set_to_before_the_baseline_is_not_told(tmp_path: Path) -> None:
@@ -179,6 +210,16 @@ def test_an_anchor_that_was_set_otherwise_is_told_of_the_arms_over_it(tmp_path: 
     assert found["b"].settings_changed == ("run014: the anchor's arithmetic not set → int8",)
 
 
+def test_weights_of_an_anchor_of_another_model_are_told_of_the_arms_over_it(tmp_path: Path) -> None:
+    name = "model.safetensors of model m"
+    write_history(
+        tmp_path, 24, slower(0, 0), arms=("a", "b"), model={"a": "m", "b": "n"}.__getitem__,
+        inputs=lambda day: {name: "new" if day >= 14 else "old", "model.safetensors of model n": "same"},
+    )  # fmt: skip
+    assert judged(tmp_path)["b"].settings_changed == ()
+    assert judged(tmp_path, anchor="a")["b"].settings_changed == (f"run014: the run's {name} old → new",)
+
+
 def test_an_arm_that_failed_in_the_first_run_of_the_baseline_is_judged_by_the_others(tmp_path: Path) -> None:
     """It was left out without a word, and the command ended with 0."""
     write_history(tmp_path, 24, slower(20, 14), arms=("a", "b"))
@@ -191,6 +232,18 @@ def test_an_arm_that_failed_in_the_first_run_of_the_baseline_is_judged_by_the_ot
     assert joulebench("regress", "--baseline", "good", str(tmp_path)).code == 1
 
 
+def test_an_arm_that_failed_in_all_of_the_baseline_is_told(tmp_path: Path) -> None:
+    write_history(tmp_path, 9, slower(0, 0), arms=("a", "b"))
+    cells = [cell(f"cell{i:04d}", engine=arm, label=arm, engine_parameters={}) for i, arm in enumerate(("a", "b"))]
+    shutil.rmtree(tmp_path / "run000")
+    write_run(tmp_path / "run000", cells, [made_trial("cell0000", 0, 1.0), failed("cell0001")])
+    with open_history(tmp_path) as history:
+        mark(history, "good", ["run000"], add=False)
+        found = regress(history, "good", Asked())
+    assert {one.arm for one in found.judged} == {"a"}
+    assert "No run of the baseline has a figure of these, so they are not judged: b." in found.notes
+
+
 def test_an_arm_that_the_baseline_lacks_is_told(tmp_path: Path) -> None:
     write_history(tmp_path, 9, slower(0, 0), arms=("a",))
     newest = [cell("cell0000", engine="a", label="a"), cell("new", engine="new", label="the new arm")]
@@ -200,7 +253,7 @@ def test_an_arm_that_the_baseline_lacks_is_told(tmp_path: Path) -> None:
     with open_history(tmp_path) as history:
         mark(history, "good", ["run000", "run001"], add=False)
         notes = regress(history, "good", Asked()).notes
-    assert "In no run of the baseline, and so not judged: the new arm." in notes
+    assert "No run of the baseline has a figure of these, so they are not judged: the new arm." in notes
     assert not any("of another plan" in note for note in notes)
 
 

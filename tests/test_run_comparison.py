@@ -269,24 +269,41 @@ def test_files_variables_and_protocol_that_differ_are_told_and_a_file_that_moved
 
     assert told(of("same")) == []
     assert told(of("weights", **{"model.safetensors of model m": "sha256:" + "d" * 64})) == [
-        "reference: files, variables or protocol differ: model.safetensors of model m sha256 aaaaaaaaaaaa →"
+        "Files, variables or protocol of the two runs differ: model.safetensors of model m sha256 aaaaaaaaaaaa →"
         " sha256 dddddddddddd."
     ]
     assert told(of("variable", protocol={"warmup": 0, "repeats": 9}, OMP_NUM_THREADS="1")) == [
-        "reference, other: files, variables or protocol differ: OMP_NUM_THREADS not set → 1,"
-        " protocol.warmup not set → 0."
+        "Files, variables or protocol of the two runs differ: OMP_NUM_THREADS not set → 1,"
+        " protocol.warmup not set (the default) → 0."
     ]
     assert told(of("code", **{OWN_CODE: "sha256:" + "d" * 64})) == [
         f"The code of joulebench differs, though both call it {ENVIRONMENT.joulebench}."
     ]
-    with Store.view(first) as store:
-        info = store.info()
+    run = read(first)
     elsewhere = {
-        one.name.replace("/here/", "/there/"): one.value for one in info.inputs if one.name.startswith("data file")
+        one.name.replace("/here/", "/there/"): one.value for one in run.info.inputs if one.name.startswith("data file")
     }
-    rests = rests_of(info)
+    rests = rests_of(run.info, run.cells)
     moved = {name: value for name, value in rests.items() if "/here/" not in name} | elsewhere
     assert changed_rests(rests, moved, "m", "host") == []
+
+
+def test_weights_and_sheets_of_other_models_and_devices_are_not_told() -> None:
+    weights, sheet = "model.safetensors of model n", "hardware sheet m2-ultra"
+    one = {"model.safetensors of model m": "sha256:" + "a" * 64, weights: "sha256:" + "b" * 64, sheet: "old"}
+    other = one | {weights: "sha256:" + "c" * 64, sheet: "new"}
+
+    def told(model: str, device: str) -> list[str]:
+        return changed_rests(one, other, model, device)
+
+    of_weights = f"{weights} sha256 {'b' * 12} → sha256 {'c' * 12}"
+    for model in ("m", "m[source=m]", "m (random weights)"):
+        assert told(model, "host") == [], model
+    for model in ("n", "n[source=n]", "n (random weights)"):
+        assert told(model, "host") == [of_weights], model
+    for device in ("model:m2-ultra", "model:m2-ultra[fabric=x]"):
+        assert told("m", device) == [f"{sheet} old → new"], device
+    assert told("m", "model:m2-ultra-table4") == []
 
 
 def test_a_figure_that_one_side_alone_has_is_told_whichever_side_that_is(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
         if number < len(side.cells):
             yield f"{len(side.cells) - number} cells of {side.name} have none like them on the other side: left out."
     yield from dict.fromkeys(note for pair in pairs if (note := _settings_note(pair)))
-    yield from _rests_notes(first.run.info, second.run.info, pairs)
+    yield from _rests_notes(first.run, second.run, pairs)
     yield from _alone(first, second, pairs)
     methods = {f.method for row in rows for f in (row.first, row.second) if f is not None and row.verdict != "refused"}
     if "modelled" in methods:
@@ -204,18 +204,15 @@ def _alone(first: Side, second: Side, pairs: Sequence[Pair]) -> Iterator[str]:
         yield f"{second.name} alone has {', '.join(found)}: nothing to compare with."
 
 
-def _rests_notes(first: RunInfo, second: RunInfo, pairs: Sequence[Pair]) -> Iterator[str]:
+def _rests_notes(first: RunTold, second: RunTold, pairs: Sequence[Pair]) -> Iterator[str]:
     """A checkpoint or a sheet may have been replaced under its name, and the protocol may be another."""
-    one, other = rests_of(first), rests_of(second)
-    arms_by_words: dict[str, dict[str, None]] = {}
-    for pair in pairs:
-        cell = pair.second
-        if found := changed_rests(one, other, cell.model, cell.device):
-            arms_by_words.setdefault(", ".join(found), {})[cell.engine] = None
-    for words, arms in arms_by_words.items():
-        yield f"{', '.join(arms)}: files, variables or protocol differ: {words}."
-    codes = [{i.value for i in info.inputs if i.name == OWN_CODE} for info in (first, second)]
-    versions = {environment.joulebench for info in (first, second) for environment in info.environments.values()}
+    one, other = rests_of(first.info, first.cells), rests_of(second.info, second.cells)
+    found = dict.fromkeys(word for _, cell in pairs for word in changed_rests(one, other, cell.model, cell.device))
+    if found:
+        yield f"Files, variables or protocol of the two runs differ: {', '.join(found)}."
+    infos = first.info, second.info
+    codes = [{i.value for i in info.inputs if i.name == OWN_CODE} for info in infos]
+    versions = {environment.joulebench for info in infos for environment in info.environments.values()}
     if all(codes) and codes[0] != codes[1] and len(versions) == 1:
         yield f"The code of joulebench differs, though both call it {versions.pop()}."
 

@@ -131,7 +131,7 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
         own = _Line(first, cell, figure, anchor if anchor is not None and anchor.key != cell.key else None, asked)
         one = own.judged(runs, marked)
         judged.append(replace(one, is_anchor=anchor is not None and anchor.key == cell.key))
-    notes = (*_notes(asked, judged), *_not_judged(history, baseline, cells))
+    notes = (*_notes(asked, judged), *_not_judged(history, baseline, marks))
     return Judgement(tuple(baseline), tuple(_controlled(judged)), len(history.runs), notes)
 
 
@@ -156,14 +156,18 @@ def _marked(history: History, baseline: Sequence[RunPoint]) -> list[_Marked]:
     return [one for figures in found.values() for one in figures]
 
 
-def _not_judged(history: History, baseline: Sequence[RunPoint], cells: Sequence[CellPoint]) -> Iterator[str]:
-    """Cells that the newest run of these plans has, and the baseline has not: nothing says what they were before."""
-    plans, known = {run.plan for run in baseline}, {cell.key for cell in cells}
+def _not_judged(history: History, baseline: Sequence[RunPoint], marks: Sequence[_Marked]) -> Iterator[str]:
+    """Cells of the newest run of these plans that the baseline lacks, or that failed in all of it: nothing says what
+    they were before."""
+    plans, known = {run.plan for run in baseline}, {one.cell.key for one in marks}
     newest = [run for run in history.runs if run.plan in plans][-1:]
     labels = [cell.label for run in newest for cell in history.cells(run.folder) if cell.key not in known]
     if labels:
         more = f" and {len(labels) - MOST_TOLD} more" if len(labels) > MOST_TOLD else ""
-        yield f"In no run of the baseline, and so not judged: {'; '.join(labels[:MOST_TOLD])}{more}."
+        yield (
+            "No run of the baseline has a figure of these, so they are not judged:"
+            f" {'; '.join(labels[:MOST_TOLD])}{more}."
+        )
 
 
 def _anchors(cells: Sequence[CellPoint], name: str | None, whose: str) -> dict[tuple[str, str, str], CellPoint]:

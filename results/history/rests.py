@@ -6,11 +6,12 @@ below it is replaced, so whoever compares two runs says where that was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from results.history.settings import ABSENT, Settings, changed_settings
-from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunInfo
+from results.records import Cell
+from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunInfo, shown_value
 
 if TYPE_CHECKING:
     from results.history.points import RunPoint
@@ -18,14 +19,22 @@ if TYPE_CHECKING:
 PROTOCOL: Final = "protocol."
 NOT_OF_A_FIGURE: Final = ("repeats", "stop")
 """Of the protocol: how often was measured, which stands with each figure."""
-DIGITS: Final = 12
+DEFAULT: Final = f"{ABSENT} (the default)"
+MODELLED: Final = "model:"
+"""Before the sheet in the name of a modelled device."""
 
 
-def rests_of(info: RunInfo) -> dict[str, str]:
-    """Empty in runs from before it was kept. joulebench's own code is told by its version."""
+def rests_of(info: RunInfo, cells: Iterable[Cell]) -> dict[str, str]:
+    """Empty in runs from before it was kept. joulebench's own code is told by its version, and a profile or a file of
+    another engine by the settings of its arms."""
     if not info.inputs:
         return {}
-    found = {one.name: one.value for one in info.inputs if one.name != OWN_CODE}
+    set_by_arms = {key for cell in cells for key in cell.engine_parameters}
+    found = {
+        one.name: one.value
+        for one in info.inputs
+        if one.name != OWN_CODE and OF_PROFILE not in one.name and one.name not in set_by_arms
+    }
     protocol = info.plan.get("protocol")
     if isinstance(protocol, Mapping):
         found |= {f"{PROTOCOL}{key}": str(value) for key, value in protocol.items() if key not in NOT_OF_A_FIGURE}
@@ -40,7 +49,7 @@ def changed_rests(first: Mapping[str, str], second: Mapping[str, str], model: st
     one, other = (dict(_of_arm(rests, model, device)) for rests in (first, second))
     moved = {value for value in one.values() if value.startswith(SHA256)} & set(other.values())
     return [
-        f"{name} {_told(before)} → {_told(after)}"
+        f"{name} {_told(name, before)} → {_told(name, after)}"
         for name in sorted(one.keys() | other.keys())
         if (before := one.get(name)) != (after := other.get(name))
         and not (before in moved and after is None)
@@ -51,25 +60,29 @@ def changed_rests(first: Mapping[str, str], second: Mapping[str, str], model: st
 def _of_arm(rests: Mapping[str, str], model: str, device: str) -> Iterator[tuple[str, str]]:
     """Without what other models and machines of the run rest on."""
     sources = {name.partition(OF_MODEL)[2] for name in rests if OF_MODEL in name}
-    own = {source for source in sources if model == source or model.startswith(f"{source} ")}
+    # A swept model is called "m[source=m]", a noted one "m (random weights)".
+    own = {source for source in sources if model == source or model.startswith((f"{source} ", f"{source}["))}
     for name, value in rests.items():
         if OF_MODEL in name and own and name.partition(OF_MODEL)[2] not in own:
             continue
-        if name.startswith(HARDWARE_SHEET) and name.removeprefix(HARDWARE_SHEET) not in device:
+        if name.startswith(HARDWARE_SHEET) and not _is_sheet_of(name.removeprefix(HARDWARE_SHEET), device):
             continue
-        if OF_PROFILE in name:
-            continue  # its digest is a setting of its arm
         yield name, value
 
 
-def _told(value: str | None) -> str:
+def _is_sheet_of(sheet: str, device: str) -> bool:
+    own = device.removeprefix(MODELLED)
+    return own == sheet or own.startswith(f"{sheet}[")
+
+
+def _told(name: str, value: str | None) -> str:
     if value is None:
-        return ABSENT
-    return f"sha256 {value.removeprefix(SHA256)[:DIGITS]}" if value.startswith(SHA256) else value
+        return DEFAULT if name.startswith(PROTOCOL) else ABSENT
+    return shown_value(value)
 
 
 class Changed(NamedTuple):
-    """arms: as a reader is told of them. before: the last run that had them."""
+    """arms: as a reader is told of them; none where it is what the run rests on. before: the last run that had them."""
 
     arms: tuple[str, ...]
     before: str
@@ -78,25 +91,36 @@ class Changed(NamedTuple):
     @property
     def sentence(self) -> str:
         """ "npumoe is set otherwise than in run007: arithmetic not set → int8"."""
+        if not self.arms:
+            return f"the run rests on other files, variables or protocol than {self.before}: {self.words}"
         verb = "is" if len(self.arms) == 1 else "are"
         return f"{', '.join(self.arms)} {verb} set otherwise than in {self.before}: {self.words}"
 
 
 def otherwise_than_before(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
     """By run. runs: the oldest first. Two plans may set arms of one name otherwise, so each is held against itself. Of
-    several devices or models an arm is told once where it changed alike, and so are arms that changed alike."""
-    last: dict[tuple[str, ...], tuple[str, Settings, Mapping[str, str]]] = {}
+    several devices or models an arm is told once where it changed alike, and so are arms that changed alike. What a
+    run rests on is told of the run: that an arm uses a variable or the data of a workload nothing says."""
+    last: dict[tuple[str, ...], tuple[str, Settings]] = {}
+    last_rests: dict[tuple[str, ...], tuple[str, Mapping[str, str]]] = {}
     by_run: dict[str, list[Changed]] = {}
     for run in runs:
         found: dict[tuple[str, str], dict[str, None]] = {}
+        rests: dict[str, dict[str, None]] = {}
         for own in run.settings:
             key = run.plan, own.arm, own.model, own.device
-            before, settings, rests = last.get(key, (run.folder, own.settings, run.rests))
-            words = changed_settings(settings, own.settings)
-            words += changed_rests(rests, run.rests, own.model, own.device)
-            if words:
+            before, settings = last.get(key, (run.folder, own.settings))
+            if words := changed_settings(settings, own.settings):
                 found.setdefault((before, ", ".join(words)), {})[own.arm] = None
-            last[key] = run.folder, own.settings, run.rests
-        if found:
-            by_run[run.folder] = [Changed(tuple(arms), before, words) for (before, words), arms in found.items()]
+            last[key] = run.folder, own.settings
+            if not run.rests:
+                continue  # from before it was kept: the next is held against the last that has it
+            before, rested = last_rests.get(key, (run.folder, run.rests))
+            if words := changed_rests(rested, run.rests, own.model, own.device):
+                rests.setdefault(before, {}).update(dict.fromkeys(words))
+            last_rests[key] = run.folder, run.rests
+        told = [Changed(tuple(arms), before, words) for (before, words), arms in found.items()]
+        told += [Changed((), before, ", ".join(words)) for before, words in rests.items()]
+        if told:
+            by_run[run.folder] = told
     return by_run

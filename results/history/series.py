@@ -49,14 +49,18 @@ class Series:
 
     def settings_changed(self, after: int = 0) -> list[tuple[RunPoint, str]]:
         """Runs behind this point whose arm, or whose anchor, was set otherwise than in the point before, or rests on
-        other files and variables."""
+        other files and variables: of a run that did not keep them nothing is known."""
         found = []
+        rests = self.points[after].run.rests if self.points else {}
         for one, other in pairwise(self.points[after:]):
             words = changed_settings(one.cell.settings, other.cell.settings)
-            words += changed_rests(one.run.rests, other.run.rests, other.cell.model, other.cell.device)
+            rested = changed_rests(rests, other.run.rests, other.cell.model, other.cell.device)
             if one.anchor is not None and other.anchor is not None:
                 anchors = changed_settings(one.anchor.settings, other.anchor.settings)
                 words += [f"the anchor's {word}" for word in anchors]
+                rested += changed_rests(rests, other.run.rests, other.anchor.model, other.anchor.device)
+            words += [f"the run's {word}" for word in dict.fromkeys(rested)]
+            rests = other.run.rests or rests
             if words:
                 found.append((other.run, ", ".join(words)))
         return found

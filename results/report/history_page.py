@@ -177,7 +177,7 @@ def _row(line: Line, point: Point, scale: float) -> tuple[str, ...]:
 
 
 def _run_row(run: RunPoint, changed: Sequence[Changed]) -> tuple[str, ...]:
-    told = "; ".join(f"{', '.join(one.arms)}: {one.words}" for one in changed)
+    told = "; ".join(f"{', '.join(one.arms) or 'the run'}: {one.words}" for one in changed)
     return (
         run.created_at[:16].replace("T", " "), run.folder, run.plan, ", ".join(run.devices), str(run.n_cells),
         str(run.n_ok), str(run.n_failed), str(run.n_left_out), told,

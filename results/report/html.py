@@ -46,8 +46,8 @@ from results.report.self_test import self_test_lines
 from results.report.step_timelines import step_timelines
 from results.roads import build_words, placement_notes, road_notes
 from results.run_frames import RunFrames
-from results.runs import Input, RunData
-from results.same_requests import SHOWN_DIGITS, unlike_notes
+from results.runs import RunData, shown_value
+from results.same_requests import unlike_notes
 from results.trial_traces import lost_trace_notes, meter_notes
 from results.trials import Failure, Trial
 from results.units import format_bytes
@@ -141,7 +141,7 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
         "failed": _failures(run, arms),
         "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],
         "machines": _machines(run),
-        "inputs": [(i.name, shown_input(i), i.value) for i in run.info.inputs],
+        "inputs": [(i.name, shown_value(i.value), i.value) for i in run.info.inputs],
         "self_tests": _self_tests(run),
         "plan_text": toml_text(run.info.plan),
         "charts_json": json_in_script({"config": CONFIG, "specs": specs}),
@@ -198,12 +198,6 @@ def machine_rows(environment: Environment) -> list[tuple[str, str]]:
         ("joulebench", environment.joulebench),
         *([("arithmetic", build_words(environment.build))] if environment.build is not None else []),
     ]
-
-
-def shown_input(one: Input) -> str:
-    """A digest cut for the page (its title has it whole), or a setting."""
-    kind, _, digest = one.value.partition("sha256:")
-    return f"sha256 {digest[:SHOWN_DIGITS]}" if digest and not kind else one.value
 
 
 def _numbered(section: str, found: Sequence[Chart]) -> list[tuple[str, Chart]]:
