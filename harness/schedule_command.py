@@ -123,6 +123,7 @@ def add(
         folder=str(Path.cwd()),
         out=str(out.absolute()),
         environment={key: value for key, value in environment_for_others().items() if is_carried(key)},
+        keeps_all=True,
         rhythm=rhythm(interval, wall, zone_name, now),
         quiet=tuple(one for one in hours if one is not None),
         notify=notified,

@@ -15,6 +15,12 @@ PLACES = (
 )  # fmt: skip
 """Where data, phones, models, compiled kernels, the compiler and programs are."""
 
+FIRST_CARRIED = (
+    "JOULEBENCH_DATA", "ANDROID_ADB_SERVER_PORT", "ADB_SERVER_SOCKET", "HF_HOME", "HF_HUB_CACHE", "OMP_NUM_THREADS",
+    "PATH",
+)  # fmt: skip
+"""What entries of a schedule kept before they kept all that decides a run."""
+
 
 def is_setting(name: str) -> bool:
     """Of a run's inputs: two runs with another value are unlike."""

@@ -17,6 +17,7 @@ import pytest
 
 from harness.schedule.entries import Book
 from harness.schedule.units import units
+from harness.schedule.world import environment_of
 from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench
 from tests.plans import FAST, SHAREGPT, raw_plan, write_plan
@@ -148,6 +149,25 @@ def test_a_folder_that_is_away_leaves_the_run_due_until_it_is_back(tmp_path: Pat
     away.mkdir()
     assert schedule(tmp_path, "run-due")[0] == 0
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_an_entry_of_before_takes_what_it_did_not_keep_from_the_pass(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(tmp_path)
+    for variable in ("MKL_DYNAMIC", "ADB_SERVER_SOCKET"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HOME", "/then")
+    assert add(tmp_path)[0] == 0
+    book = Book(state)
+    (name,) = book.names()
+    of_before = json.loads(book.path(name).read_text())
+    del of_before["entry"]["keeps_all"]
+    book.path(name).write_text(json.dumps(of_before))
+    for variable, value in (("MKL_DYNAMIC", "FALSE"), ("ADB_SERVER_SOCKET", "tcp:now:1"), ("HF_HOME", "/now")):
+        monkeypatch.setenv(variable, value)
+    found = environment_of(book.read(name).entry)
+    assert (found.get("MKL_DYNAMIC"), found.get("ADB_SERVER_SOCKET"), found["HF_HOME"]) == ("FALSE", None, "/then")
 
 
 def children_of(pid: int) -> list[int]:

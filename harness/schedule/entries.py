@@ -62,6 +62,8 @@ class Entry(Record):
     """The folder of its runs; each has one of its own in it."""
     environment: dict[str, str] = Field(default_factory=dict)
     """What of the environment of then decides a run: timers have another one."""
+    keeps_all: bool = False
+    """Whether `environment` has all that decides a run; files of before have no such key, and have `FIRST_CARRIED`."""
     rhythm: Rhythm
     quiet: tuple[QuietHours, ...] = ()
     notify: tuple[str, ...] | None = None
