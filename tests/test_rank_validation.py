@@ -27,7 +27,7 @@ SIZES = (
 THIN = MadeSizes(16, 16, 4, 2, 6, 2, 1, head_dim=8)
 PROMPTS, CHUNK, N_NEW = (24, 40), 32, 3
 N_STEPS = (1, 2)
-EACH_S, BYTE_S, WEIGHT_S, TOKEN_S = 3e-4, 2e-9, 4e-10, 5e-5
+EACH_S, BYTE_S, WEIGHT_S, EACH_OF_TOKEN_S, TOKEN_S = 3e-4, 2e-9, 4e-10, 5e-5, 2e-4
 ATTENTION_S = 1e-10
 
 
@@ -77,6 +77,7 @@ def test_amounts_of_two_processes_by_hand(ranks: list[Ranks], cpu: Sheet) -> Non
             told = 8 * sizes.top_k * n_prompt * sizes.n_layers
             assert told < prefill["moved_bytes"] <= told + 8 * sizes.hidden * n_prompt * sizes.n_layers
             assert decode["launches"] == pytest.approx(2 * sizes.n_layers)
+            assert (prefill["tokens"], decode["tokens"]) == (0, 1)
             assert decode["attention_bytes"] == pytest.approx(N_RANKS * sizes.n_layers * attention_bytes(sizes))
 
 
@@ -87,7 +88,7 @@ def points(ranks: Sequence[Ranks], cpu: Sheet) -> list[Point]:
         (prefill_s, decode_s), (prefill, decode) = one.priced([free])[0]
         prefill_s += EACH_S * prefill["launches"] + BYTE_S * prefill["moved_bytes"]
         prefill_s += WEIGHT_S * prefill["attention_bytes"]
-        decode_s += 1.0 if one.sends_alone else TOKEN_S * decode["launches"]
+        decode_s += 1.0 if one.sends_alone else TOKEN_S + EACH_OF_TOKEN_S * decode["launches"]
         for phase, seconds in (("prefill", prefill_s), ("decode", decode_s)):
             found.append(Point(Piece(phase, "made", {}), seconds, 3, True))
     return found
@@ -101,7 +102,10 @@ def test_prices_of_two_processes_come_back(ranks: list[Ranks], cpu: Sheet) -> No
     assert decode.latency_s is not None
     assert prefill.latency_s.value == pytest.approx(EACH_S, rel=1e-4)
     assert 1 / prefill.bytes_per_s.value == pytest.approx(BYTE_S, rel=1e-4)
-    assert decode.latency_s.value == pytest.approx(TOKEN_S, rel=1e-4), "without the model of next to no work"
+    assert decode.latency_s.value == pytest.approx(EACH_OF_TOKEN_S, rel=1e-4), "without the model of next to no work"
+    once: Any = sheets.decode.units["cpu"].kernels["decode_step"]
+    assert once.s_per_launch.value == pytest.approx(TOKEN_S, rel=1e-4)
+    assert "decode_step" not in sheets.prefill.units["cpu"].kernels
     of_weights: Any = sheets.prefill.units["cpu"].kernels["attention"]
     assert of_weights.s_per_weight_byte.value == pytest.approx(ATTENTION_S + WEIGHT_S, rel=1e-4)
     unchanged: Any = sheets.decode.units["cpu"].kernels["attention"]

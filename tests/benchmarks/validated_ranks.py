@@ -8,6 +8,8 @@ requests of the models of the fit, answered by two processes in the same rounds:
                                              that both share, which takes a tenth of the time: it has its own price
     weights of attention, in prefill         each process reads all of them for its tokens, with one thread. What that
                                              takes longer than one process with all threads takes for as many bytes
+    a decoded token                          once, however many layers: Python calls each process's layers one by one,
+                                             where one process alone has a single call of the kernels for all of them
 
 One of these models has next to no work, so that messages alone take its time.
 """
@@ -41,14 +43,15 @@ from engines.techniques.presets import preset_parameters
 N_RANKS = 2
 TECHNIQUE = "expert-parallel"
 PHASES = ("prefill", "decode")
-FITTED = {"prefill": ("launches", "moved_bytes", "attention_bytes"), "decode": ("launches",)}
+FITTED = {"prefill": ("launches", "moved_bytes", "attention_bytes"), "decode": ("launches", "tokens")}
+AMOUNTS = tuple(dict.fromkeys(name for names in FITTED.values() for name in names))
 """Of `Priced.amounts`. The few kilobytes that a decoded token sends take a microsecond of the memory."""
 ENDLESS = {"value": 1e18, "kind": "assumed", "origin": "nothing, before it is fitted"}
 
 
 class Priced(NamedTuple):
-    """Seconds of a request. amounts: of its prefill and of a decoded token, things that are sent and their bytes, and
-    weights of attention that are read."""
+    """Seconds of a request. amounts: of its prefill and of a decoded token, things that are sent and their bytes,
+    weights of attention that are read, and tokens that are decoded."""
 
     phases: Phases
     amounts: tuple[Amounts, Amounts]
@@ -96,7 +99,8 @@ class Ranks:
         completion = ModelledEngine(plans, timeline, "cpu", self.shape).run(self.run.request, unheard)
         assert completion.prefill_end_s is not None  # it generated
         starts_s, places, distinct = timeline.operations(0)
-        found = [dict.fromkeys(FITTED["prefill"], 0.0) for _ in PHASES]
+        found = [dict.fromkeys(AMOUNTS, 0.0) for _ in PHASES]
+        found[1]["tokens"] = 1.0
         n_decoded = completion.n_generated - 1
         for start_s, place in zip(starts_s.tolist(), places.tolist(), strict=True):
             operation = distinct[place][0]
@@ -128,18 +132,22 @@ class RankSheets(NamedTuple):
     decode: Sheet
 
 
-def sheet_with(cpu: Sheet, link: dict[str, Any], attention: dict[str, Any] | None = None) -> Sheet:
+def sheet_with(
+    cpu: Sheet, link: dict[str, Any], attention: dict[str, Any] | None = None, token: dict[str, Any] | None = None
+) -> Sheet:
     """The sheet of the machine, which stands in for its ranks, and what lies between them. attention: a figure that is
-    added to what a byte of its weights takes."""
+    added to what a byte of its weights takes. token: to what a decoded token takes once."""
     whole = cpu.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     ranks = {f"rank:{rank}": "cpu" for rank in range(N_RANKS)}
     between = {"source": ["rank"], "target": ["rank"], "kind": "shared", **link}
     links = {"ranks": between, **whole.get("links", {})}
     stands_in = {**whole.get("stands_in", {}), **ranks}
-    if attention is not None:
-        line = whole["units"]["cpu"]["kernels"]["attention"]
-        before_s = line.get("s_per_weight_byte", {}).get("value", 0.0)
-        line["s_per_weight_byte"] = {**attention, "value": before_s + attention["value"]}
+    kernels = whole["units"]["cpu"]["kernels"]
+    for kernel, price, more in (("attention", "s_per_weight_byte", attention), ("decode_step", "s_per_launch", token)):
+        if more is not None:
+            line = kernels.setdefault(kernel, {})
+            before_s = line.get(price, {}).get("value", 0.0)
+            line[price] = {**more, "value": before_s + more["value"]}
     return sheet_of("ranks", "two processes", "measured", whole["units"], links, stands_in=stands_in)
 
 
@@ -163,9 +171,12 @@ def _sheet(
     """known: seconds of all that the prices of one process have."""
     fit = checked_fit(f"ranks in {phase}", FITTED[phase], amounts, seconds, known)
     told = {"kind": "fitted", "origin": origin_of(fit)}
-    each_s, byte_s, weight_s = (*fit.constants, 0.0, 0.0)[:3]
+    found = dict.fromkeys(AMOUNTS, 0.0) | dict(zip(FITTED[phase], fit.constants, strict=True))
+    each_s, byte_s, weight_s, token_s = (found[name] for name in AMOUNTS)
     price = f"{each_s * 1e6:.0f} us each, {byte_s * 1e9:.3f} s/GB, weights of attention {weight_s * 1e9:.3f} s/GB more"
+    price += f", {token_s * 1e6:.0f} us a decoded token"
     print(f"{phase}: {price}; {told['origin']}", flush=True)
     rate = {"value": 1 / byte_s, **told} if byte_s else ENDLESS
     link = {"latency_s": {"value": each_s, **told}, "bytes_per_s": rate}
-    return sheet_with(cpu, link, {"value": weight_s, **told} if weight_s else None)
+    weight, token = ({"value": value, **told} if value else None for value in (weight_s, token_s))
+    return sheet_with(cpu, link, weight, token)
