@@ -18,6 +18,7 @@ from engines.dispatch import FILE, DispatchPlan, Exchange, Transfer, Transfers
 from engines.pricing.schedule import PricedStep, operations
 from engines.pricing.shapes import ModelShape
 from engines.pricing.travels import Travels
+from engines.techniques.context import ChunkPhase
 from tests.toy_sheet import figure
 
 SHAPE = ModelShape("toy", 2, 8, 2, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)
@@ -237,27 +238,35 @@ def test_two_processes_of_one_unit_compute_after_each_other_and_send_over_their_
 OTHERS = ("rank:0", "rank:1"), ((0, 4), (4, 0))
 DEALT = Exchange("all_gather", *OTHERS), Exchange("all_to_all", *OTHERS)
 EVERYWHERE = (Exchange("all_reduce", *OTHERS),)
+FOUR = (
+    Exchange("all_reduce", ("rank:0", "rank:1", "gpu:0", "gpu:1"), ((0, 4, 0, 0), (4, 0, 0, 0), (0,) * 4, (0,) * 4)),
+)
 LARGE = replace(SHAPE, hidden=512, n_heads=8, n_kv_heads=2, head_dim=64)
 """A layer's attention has 4 * 2 * 512 * 64 * (8 + 2) bytes: 2.6 MB."""
 
 
 @pytest.mark.parametrize(
-    ("shape", "exchanges", "n_tokens", "weights", "work"),
+    ("shape", "exchanges", "phase", "n_tokens", "weights", "work"),
     [
-        (SHAPE, DEALT, 2, 2, 1),  # each has tokens of its own
-        (SHAPE, EVERYWHERE, 2, 2, 2),
-        (SHAPE, EVERYWHERE, 1, 2, 2),  # too small to be split
-        (LARGE, EVERYWHERE, 1, 1, 1),
-        (LARGE, EVERYWHERE, 2, 2, 2),  # split in single decoded tokens alone
-        (replace(LARGE, n_kv_heads=1), EVERYWHERE, 1, 2, 2),  # fewer heads than processes
-        (SHAPE, (), 2, 1, 1),
+        (SHAPE, DEALT, "prefill", 2, 2, 1),  # each has tokens of its own
+        (SHAPE, EVERYWHERE, "prefill", 2, 2, 2),
+        (SHAPE, EVERYWHERE, "decode", 1, 2, 2),  # too small to be split
+        (LARGE, EVERYWHERE, "decode", 1, 1, 1),
+        (LARGE, EVERYWHERE, "decode", 2, 2, 2),  # split in single decoded tokens alone
+        (LARGE, EVERYWHERE, "prefill", 1, 2, 2),  # the last token of a prompt is none
+        (replace(LARGE, n_kv_heads=1), EVERYWHERE, "decode", 1, 2, 2),  # fewer heads than processes
+        (LARGE, FOUR, "decode", 1, 2, 2),  # of which two are of this unit
+        # 96 + 2 * 8 heads of 128 pass 14,336 values of 4 bytes, and 4,096 go back: more than 64 KiB, as of GLM-4.5-Air.
+        (replace(LARGE, hidden=4096, n_heads=96, n_kv_heads=8, head_dim=128), EVERYWHERE, "decode", 1, 2, 2),
+        (replace(LARGE, hidden=2048, n_heads=96, n_kv_heads=8, head_dim=128), EVERYWHERE, "decode", 1, 1, 1),
+        (SHAPE, (), "prefill", 2, 1, 1),
     ],
 )
 def test_processes_of_one_unit_read_and_compute_attention_as_often_as_they_do(
-    shape: ModelShape, exchanges: tuple[Exchange, ...], n_tokens: int, weights: int, work: int
+    shape: ModelShape, exchanges: tuple[Exchange, ...], phase: ChunkPhase, n_tokens: int, weights: int, work: int
 ) -> None:
     plan = replace(plan_of(CallKind(unit="rank:0"), experts=tuple(range(n_tokens))), exchanges=exchanges)
-    step, n_heads, features = PricedStep(n_tokens, n_tokens), shape.n_heads, shape.head_dim
+    step, n_heads, features = PricedStep(n_tokens, n_tokens, phase), shape.n_heads, shape.head_dim
     found = operations(step, [plan], shape, "cpu", None, Travels(host(more=RANKS, kernels=BETWEEN_RANKS)))
     values = 2 * shape.hidden * features * (n_heads + shape.n_kv_heads)
     once = 2 * n_tokens * values + 4 * n_heads * features * n_tokens**2

@@ -41,7 +41,15 @@ from engines.parallel.links import Links, check_ids
 from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import ChunkPhase, LayerInput
-from engines.techniques.over_ranks import OverRanks, own_segments, rows_of, splits_attention, tokens_N, wanted_NT
+from engines.techniques.over_ranks import (
+    OverRanks,
+    own_segments,
+    passed_values,
+    rows_of,
+    splits_attention,
+    tokens_N,
+    wanted_NT,
+)
 
 
 @dataclass(frozen=True)
@@ -138,18 +146,11 @@ class RankTransformer(Transformer):
         return SaidLayouts(technique, [layout if has else None for has in is_sparse], plain)
 
     def _has_much_attention(self) -> bool:
-        """As of `splits_attention`, where all that is passed fits into a sum."""
-        sizes, sums = self.config, self.links.sums
-        assert sums is not None  # who asks has them
-        if self._passed_values() > sums.most_values:
-            return False
-        least_bytes = min(_attention_bytes(layer.attention) for layer in self._weights.layers)
-        return splits_attention(self.links.n_ranks, sizes.n_kv_heads, least_bytes)
-
-    def _passed_values(self) -> int:
-        """Of a token in a layer, where attention is split: what heads mix, new keys and values, what goes back."""
+        """As of `splits_attention`, by the layer that has least."""
         sizes = self.config
-        return (sizes.n_heads + 2 * sizes.n_kv_heads) * sizes.head_dim + sizes.hidden
+        least_bytes = min(_attention_bytes(layer.attention) for layer in self._weights.layers)
+        n_passed = passed_values(sizes.n_heads, sizes.n_kv_heads, sizes.head_dim, sizes.hidden)
+        return splits_attention(self.links.n_ranks, sizes.n_kv_heads, least_bytes, n_passed)
 
     def _note_whole_step(self, plans: StepPlans) -> None:
         routed = [computed.routing for computed in plans.computed if isinstance(computed, Computed)]
@@ -160,7 +161,7 @@ class RankTransformer(Transformer):
             self.routed_crc = zlib.crc32(routing.expert_ids_TK.numpy().tobytes(), self.routed_crc)
 
     def _own_values(self) -> int:
-        """Of `_passed_values` those of this rank."""
+        """Of `passed_values` those of this rank."""
         sizes, n_ranks, rank = self.config, self.links.n_ranks, self.links.rank
         n_heads, n_rows = (tokens_N(n, n_ranks)[rank] for n in (sizes.n_kv_heads, sizes.hidden))
         of_head = (sizes.n_heads // sizes.n_kv_heads + 2) * sizes.head_dim

@@ -17,7 +17,7 @@ from devices.models.sheet import Sheet
 from engines.dispatch import DispatchPlan
 from engines.pricing.model_shape import ModelShape
 from engines.pricing.steps import same
-from engines.techniques.over_ranks import splits_attention
+from engines.techniques.over_ranks import passed_values, splits_attention
 
 
 class Repeats(NamedTuple):
@@ -31,18 +31,20 @@ ONCE = Repeats()
 
 
 def repeats(
-    plans: Iterable[DispatchPlan | None], n_tokens: int, shape: ModelShape, unit: Unit, sheet: Sheet | None
+    plans: Iterable[DispatchPlan | None], is_one_decoded: bool, shape: ModelShape, unit: Unit, sheet: Sheet | None
 ) -> Repeats:
-    """Of a step with these plans. unit: of attention."""
+    """Of a step with these plans. is_one_decoded: of one token, which is decoded. unit: of attention."""
     exchanges = next((plan.exchanges for plan in plans if plan is not None), ())
     if sheet is None or not exchanges:
         return ONCE
-    n = sum(own != unit == sheet.computing(own) for own in exchanges[0].units)
+    ranks = exchanges[0].units
+    n = sum(own != unit == sheet.computing(own) for own in ranks)
     kinds = {exchange.kind for exchange in exchanges}
     if n > 1 and "all_gather" in kinds:
         return Repeats(weights=n)
     attention_bytes = 0.0 if shape.latent is not None else shape.attention_bytes
-    is_split = n_tokens == 1 and splits_attention(n, shape.n_kv_heads, attention_bytes)
+    n_passed = passed_values(shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.hidden)
+    is_split = is_one_decoded and splits_attention(len(ranks), shape.n_kv_heads, attention_bytes, n_passed)
     return ONCE if n <= 1 or is_split or "all_reduce" not in kinds else Repeats(n, n)
 
 

@@ -109,7 +109,8 @@ class Schedule:
         place_of = {number: i for i, number in enumerate(numbers)}
         if of_step:
             yield of_step
-        again = repeats(plans, step.n_tokens, shape, self._backbone, self._sheet)
+        is_one_decoded = step.phase == "decode" and step.n_tokens == 1
+        again = repeats(plans, is_one_decoded, shape, self._backbone, self._sheet)
         before: dict[tuple[bool, bool], tuple[Operation, ...]] = {}
         for layer in range(shape.n_layers):
             reused = layer % len(numbers)

@@ -152,10 +152,17 @@ class OverRanks:
         return Exchange(kind, units, tuple(map(tuple, bytes_NN.tolist())))  # type: ignore[arg-type]
 
 
-def splits_attention(n_ranks: int, n_kv_heads: int, attention_bytes: float) -> bool:
+def splits_attention(n_ranks: int, n_kv_heads: int, attention_bytes: float, n_passed: int) -> bool:
     """Whether each rank computes its heads of a decoded token for all: reading a part of a layer's weights, and not all
-    of them, must gain more than two rounds cost."""
-    return n_kv_heads >= n_ranks and attention_bytes >= SPLIT_BYTES
+    of them, must gain more than two rounds cost. n_passed: values as of `passed_values`, which must fit into one
+    round."""
+    fits = VALUE_BYTES * n_passed <= DIRECT_BYTES
+    return n_kv_heads >= n_ranks and attention_bytes >= SPLIT_BYTES and fits
+
+
+def passed_values(n_heads: int, n_kv_heads: int, head_dim: int, hidden: int) -> int:
+    """Of a token in a layer, where attention is split: what heads mix, new keys and values, what goes back."""
+    return (n_heads + 2 * n_kv_heads) * head_dim + hidden
 
 
 def tokens_N(n_tokens: int, n_ranks: int) -> Integers:
