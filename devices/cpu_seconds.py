@@ -39,7 +39,7 @@ def host_cpu_seconds(cpus: Collection[int] | None = None, with_machine: bool = F
     stat = PROC_STAT.read_text() if PROC_STAT.is_file() else None
     busy_s, available_s = _of_all_cpus() if stat is None else parse_cpu_seconds(stat, cpus)
     machine: dict[str, float] = {}
-    if with_machine and stat is not None and cpus is not None and (n_cpus(stat) > len(cpus)):
+    if with_machine and stat is not None and cpus is not None and n_cpus(stat) > len(cpus):
         machine = dict(zip(("machine_busy_s", "machine_available_s"), parse_cpu_seconds(stat), strict=True))
     me = psutil.Process()
     children_s = _children_s(me) + (_running_children_s(me) if _has_children() else 0.0)

@@ -312,7 +312,7 @@ cores = {{ big = 7, "b\\u001bad" = 1 }}
     for problem in (
         "units.gpu.busy_w.value: must be greater than or equal to 0, found -1.0",
         "units.gpu.roofline.flops_share.points.0.share: must be less than or equal to 1, found 2.0",
-        "units.gpu.roofline.flops_share.points: at must rise from each to the next, found [5.0, 5.0]",
+        "units.gpu.roofline.flops_share.points: at must rise from each to the next, found [5, 5]",
         "units: ndp: such units are numbered; say how many with count, or name it ndp:0",
         "units: units are ['core', 'gpu', 'ndp']; a sheet needs `cpu`, where everything can fall back to",
         "clusters: has 2 cores, and units 3; give [units.core] the count of all clusters",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from engines.errors import EngineError
 from engines.kernels import native
+from engines.kernels.compile import FLAGS_VARIABLE
 from engines.kernels.library import Loaded
 from engines.model.architecture import ModelConfig
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
@@ -103,6 +105,25 @@ def test_without_kernels_the_reason_is_why_there_are_none(monkeypatch: pytest.Mo
     monkeypatch.setattr(native, "loaded", lambda: Loaded(None, reason="no C++ compiler found"))
     told = native.why_not_bf16.__wrapped__()
     assert told == "there are no kernels, and torch would only imitate it (no C++ compiler found)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (None, "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks"),
+        ("-march=x86-64-v3", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16"),
+    ],
+)
+def test_kernels_without_bf16_blame_the_variable_only_where_it_is_set(
+    monkeypatch: pytest.MonkeyPatch, flags: str | None, told: str
+) -> None:
+    """As on Arm, or with an old compiler: this processor names nothing that it lacks."""
+    monkeypatch.setattr(native, "library", lambda: SimpleNamespace(joulebench_multiplies_bf16=lambda: 0))
+    monkeypatch.setattr(native, "lacks_bf16", lambda: None)
+    monkeypatch.delenv(FLAGS_VARIABLE, raising=False)
+    if flags is not None:
+        monkeypatch.setenv(FLAGS_VARIABLE, flags)
+    assert native.why_not_bf16.__wrapped__() == told
 
 
 @needs_bf16

@@ -181,3 +181,16 @@ def test_a_sheet_without_a_depth_is_one_of_depth_one() -> None:
     timeline = Timeline(parse_sheet(LINKED_TOML, "linked"))
     timeline.run([gpu_work(1.0), gpu_work(0.1, 3)])
     assert timeline.now_s() == pytest.approx(math.fsum([1.5, 1.6]))
+
+
+@pytest.mark.parametrize("where", ["at", "busy_w"])
+def test_a_whole_number_beyond_all_floats_is_refused_as_others_are(where: str) -> None:
+    huge = "1" + 400 * "0"
+    points = POINTS.replace("at = 1.0", f"at = {huge}", 1) if where == "at" else POINTS
+    assert where != "at" or huge in points
+    shares = f'flops_share = {{ by = "flops", points = [{points}] }}, s_per_launch'
+    text = LINKED_TOML.replace("s_per_launch", shares)
+    text = text.replace("busy_w = { value = 5.0", f"busy_w = {{ value = {huge}") if where == "busy_w" else text
+    assert huge in text
+    with pytest.raises(DeviceError, match=where):
+        parse_sheet(text, "linked")

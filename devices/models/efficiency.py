@@ -45,7 +45,7 @@ def _falling(raw: object) -> Iterator[Fault]:
         one.at if isinstance(one, EfficiencyPoint) else one.get("at") if isinstance(one, Mapping) else None
         for one in (points if isinstance(points, list | tuple) else ())
     ]
-    known = [float(at) for at in shapes if isinstance(at, int | float) and not isinstance(at, bool)]
+    known = [at for at in shapes if isinstance(at, int | float) and not isinstance(at, bool)]
     if any(one >= two for one, two in pairwise(known)):
         yield Fault("points", f"at must rise from each to the next, found {known[:8]}")
 

@@ -18,7 +18,9 @@ constexpr int kMaxTokens = 8;
 constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough
 
 // Sums that registers hold beside four weights and an input.
-constexpr int kMostSums = kLanes == 16 ? 24 : 12, kMostParts = kLanes == 16 ? 24 : 8;
+constexpr int kMostSums = kLanes == 16 ? 24 : 12;
+// Of int4, whose parts have a total each beside them: more are made in halves.
+constexpr int kMostParts = kLanes == 16 ? 24 : 8;
 
 // R matrix rows, `step` rows apart, times T input rows: out[R][T]. As many sums as registers hold.
 template <class S, int R, int T>

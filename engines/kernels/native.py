@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -132,7 +133,9 @@ def why_not_bf16() -> str | None:
         return f"there are no kernels, and torch would only imitate it ({loaded().reason})"
     if kernels.joulebench_multiplies_bf16():
         return lacks_bf16()
-    return lacks_bf16() or f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16"
+    if FLAGS_VARIABLE in os.environ:
+        return lacks_bf16() or f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16"
+    return lacks_bf16() or "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks"
 
 
 def reads(matrix: Matrix) -> bool:

@@ -1,7 +1,8 @@
 """All that is wrong with a `config.json`, told at once.
 
 A reader stops at the first wrong value. Here the value is noted and taken out, and the rest is read again: the family's
-own value stands in its place then. What is wrong with that value is no fault of the file, and is not told.
+own value stands in its place then. What is wrong with that value is no fault of the file, and is not told. A table of
+rope parameters that lacks one that it cannot do without is taken out whole: what follows in it is not told.
 """
 
 from __future__ import annotations

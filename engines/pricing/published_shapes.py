@@ -104,7 +104,7 @@ DEEPSEEK_V3 = ModelShape(
 """deepseek-ai/DeepSeek-V3: 671 B parameters without the layer that predicts a second token."""
 
 LLAMA_4_SCOUT = ModelShape(
-    "llama-4-scout", 48, 5120, 40, 8, 128, 0, 16, 1, 8192, 202048, shared_width=8192, max_length=10_485_760
+    "llama-4-scout", 48, 5120, 40, 8, 128, 0, 16, 1, 8192, 202048, shared_width=8192, max_length=262_144
 )
 """meta-llama/Llama-4-Scout-17B-16E: 107.8 B parameters of text."""
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from engines.kernels.compile import FLAGS_VARIABLE, NATIVE
-from engines.kernels.library import library
+from engines.kernels.library import library, loaded
 from engines.model import transformer
 from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import Arithmetic
@@ -28,7 +28,7 @@ from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks.decode_parts import PARTS
-from tests.benchmarks.engine_speed import FORMS, folder_of, instructions_here, written
+from tests.benchmarks.engine_speed import FORMS, folder_of, instructions_here, unheld, written
 from tests.benchmarks.limits import large_products
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
 from tests.benchmarks.race_models import BASE, MODELS, VOCABULARY, add_models, is_sparse
@@ -170,8 +170,8 @@ time.
 
 The last two rows of a form say how much of the fastest large product of the same arithmetic a prompt reaches, and how
 much it would if its four products with weights ran at that rate and all else took what it takes: attention, which is
-fp32 in all forms but bf16 by bf16, norms, layout and Python. A target above the last row cannot be reached by faster
-products alone."""
+fp32 in all forms but bf16 by bf16, norms, layout and Python. A target above the last row cannot be reached by products
+of that rate alone. A last row below the one before says that the prompt's products are faster already."""
 
 
 def main() -> None:
@@ -186,6 +186,8 @@ def main() -> None:
     torch.set_num_threads(1)
     flags = os.environ.get(FLAGS_VARIABLE, NATIVE)
     os.environ[FLAGS_VARIABLE] = f"{flags} -DJOULEBENCH_PARTS -DJOULEBENCH_PARTS_OF_CPU"
+    if lacking := unheld():
+        parser.error(f"the kernels are held to {loaded().instruction_set}; set {' '.join(lacking)} too")
     python_s: dict[str, float] = defaultdict(float)
     clocked(transformer.Transformer, "logits", "head", python_s)
     for name in arguments.models:

@@ -416,7 +416,7 @@ PUBLISHED: dict[str, Published] = {
             "architectures": ["Llama4ForConditionalGeneration"],
             "torch_dtype": "bfloat16",
             "text_config": {
-                **sizes(5120, 48, 40, 8, 8192, 202048, 10485760),
+                **sizes(5120, 48, 40, 8, 8192, 202048, 262144),
                 "attention_chunk_size": 8192,
                 "attn_scale": 0.1,
                 "attn_temperature_tuning": True,
