@@ -258,8 +258,8 @@ token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' medi
 
 Two processes have a fit of their own, whose models two processes compute as well. A process that waits lends its core
 to the other (docs/techniques/parallel.md), so that a layer is priced as all of its work over all cores. Beside that:
-what they send (messages in prefill, shared memory for a decoded token), and in prefill the weights of attention, which
-each of them reads. One process's wait for the other counts as disturbed.
+what they send (messages in prefill, shared memory for a decoded token), in prefill the weights of attention, which each
+of them reads, and what a decoded token takes once. One process's wait for the other counts as disturbed.
 
 "Memory read" is a sum that is the same all the time. Nothing is made of it: it shows how the machine changed meanwhile.
 It is a virtual machine, and what its memory gives changes by half within a minute. Runs of this page differ:
