@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.kernels import native
+from engines.kernels import native, tables
 from results.records import Sampling
 
 LOWEST_TEMPERATURE = 1e-6
@@ -55,7 +55,7 @@ def choose_token(logits_L: Tensor, sampling: Sampling, generator: torch.Generato
     would be a token like any other.
     """
     # By the kernels where they serve: torch wakes its threads for so many.
-    largest, best = native.largest(logits_L) if native.serves(logits_L) else logits_L.max(dim=-1)
+    largest, best = native.largest(logits_L) if tables.serves(logits_L) else logits_L.max(dim=-1)
     if not math.isfinite(largest):
         raise EngineError(f"largest logit is {float(largest)}; activations overflow, or weights are damaged")
     if sampling.temperature == 0:

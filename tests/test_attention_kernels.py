@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels import native
+from engines.kernels import native, tables
 from engines.kernels.decoder import cache_table, chunk_table
 from engines.model.quantised import Arithmetic, Form, rounded, store
 from engines.model.rope import turn
@@ -70,7 +70,7 @@ def test_attention_block_is_its_definition(
     norms = [4 * random(16, seed=7), random(16, seed=8)] if norm else None
     sinks = random(6, seed=4) if sink else None
     cos, sin = random(n_new, 4, seed=5), random(n_new, 4, seed=6)
-    table = native.attention_table(
+    table = tables.attention_table(
         *matrices, (biases[0], biases[1], biases[2], biases[3]), (norms[0], norms[1], 1e-3) if norms else None, sinks,
         16, window, 0.3, neighbours,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def attended(cut: list[int], form: Form, window: int | None, query: Tensor, keys
     """What six heads of 16 find for tokens that come in pieces of `cut`, behind what is cached before them all."""
     matrices = [store(torch.eye(rows, 96), form, ARITHMETICS[form]) for rows in (96, 32, 32, 96)]
     sinks = random(6, seed=4)
-    table = native.attention_table(*matrices, (None,) * 4, None, sinks, 16, window, 0.25, neighbours=False)
+    table = tables.attention_table(*matrices, (None,) * 4, None, sinks, 16, window, 0.25, neighbours=False)
     assert table is not None
     pieces, done, n_past = list[Tensor](), 0, keys.shape[1] - len(query)
     for n in cut:

@@ -15,7 +15,7 @@ from devices.memory import MemoryHere
 from engines.base import unheard
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
-from engines.kernels import native
+from engines.kernels import native, tables
 from engines.model import experts as expert_module
 from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import AS_THE_MODEL, Arithmetic, Form, Quantisation
@@ -158,8 +158,8 @@ def test_other_routers_and_torch_alone_give_the_same(
     copy_tokenizer(tmp_path)
     own = {"parameters": {"slots": slots}}
     assert torch.equal(all_logits(engine(tmp_path, "lru", **own)), all_logits(engine(tmp_path, "dropless")))
-    monkeypatch.setattr(expert_module.native, "serves", lambda *tensors: False)
-    monkeypatch.setattr(native, "expert_table", lambda experts: None)
+    monkeypatch.setattr(expert_module.tables, "serves", lambda *tensors: False)
+    monkeypatch.setattr(tables, "expert_table", lambda experts: None)
     # torch's products round by where a matrix begins in memory.
     found, expected = (all_logits(engine(tmp_path, name, **more)) for name, more in (("lru", own), ("dropless", {})))
     assert float((found - expected).norm() / expected.norm()) < 1e-6
@@ -173,7 +173,7 @@ def test_parts_of_a_mix_are_the_whole_bit_for_bit() -> None:
         def matrix(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
-        table = native.expert_table([(matrix(width, hidden), matrix(width, hidden), matrix(hidden, width))] * 3)
+        table = tables.expert_table([(matrix(width, hidden), matrix(width, hidden), matrix(hidden, width))] * 3)
         if table is None:
             pytest.skip("no kernels here")
         tokens = torch.randint(0, 5, (sum(rows),), generator=generator)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engines.dispatch import Routing
 from engines.kernels import compile as compiling
-from engines.kernels import native
+from engines.kernels import native, tables
 from engines.model.architecture import RouterConfig
 from engines.model.experts import ExpertWeights, GatedWeights, execute, widened_linear, widened_rows
 from engines.model.norms import row_norms
@@ -63,8 +63,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 def test_linear_is_the_product_with_the_widened_matrix(form: str, n_rows: int) -> None:
     """A few rows, panels of sixteen and of eight, blocks of panels; 384 columns are widened in two goes."""
     x, weight, bias = random(n_rows, 384), STORED[form](random(130, 384, seed=5) / 384**0.5), random(130, seed=6)
-    assert native.serves(x, bias)
-    assert native.reads(weight)
+    assert tables.serves(x, bias)
+    assert tables.reads(weight)
     expected = x.double() @ weight.to(torch.float32).double().T + bias
     assert relative_error(native.linear(x, weight, bias), expected) < 1e-6
     assert relative_error(native.linear(x, weight), expected - bias) < 1e-6
@@ -162,7 +162,7 @@ def bf16_by_hand(x: Tensor) -> Tensor:
     return torch.ldexp((mantissa * 256).round(), exponent - 8)  # torch rounds halves to even
 
 
-needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no bf16 here: {native.why_not_bf16()}")
+needs_bf16 = pytest.mark.skipif(tables.why_not_bf16() is not None, reason=f"no bf16 here: {tables.why_not_bf16()}")
 
 
 @needs_bf16
@@ -171,7 +171,7 @@ needs_bf16 = pytest.mark.skipif(native.why_not_bf16() is not None, reason=f"no b
 def test_linear_of_bf16_arithmetic_is_the_product_of_inputs_rounded_to_bf16(width: int, n_rows: int) -> None:
     """Widths that fill no pair, no register and no tile's depth among them."""
     x, weight, bias = random(n_rows, width), store(random(130, width, seed=5), "bf16", "bf16"), random(130, seed=6)
-    assert native.reads(weight)
+    assert tables.reads(weight)
     expected = bf16_by_hand(x) @ weight.to(torch.float32).double().T
     assert relative_error(native.linear(x, weight), expected) < 1e-6
     assert relative_error(native.linear(x, weight, bias), expected + bias) < 1e-6
@@ -194,9 +194,9 @@ def test_bf16_arithmetic_carries_on_what_is_no_number_and_keeps_what_lies_halfwa
 
 
 def test_bf16_arithmetic_on_torch_alone_is_that_of_rounded_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "why_not_bf16", lambda: "not here")
+    monkeypatch.setattr(tables, "why_not_bf16", lambda: "not here")
     x, weight = random(5, 100), store(random(7, 100, seed=5), "bf16", "bf16")
-    assert not native.reads(weight)
+    assert not tables.reads(weight)
     expected = bf16_by_hand(x) @ weight.to(torch.float32).double().T
     assert relative_error(widened_linear(x, weight), expected) < 1e-6
 
@@ -247,7 +247,7 @@ def test_experts_of_int8_arithmetic_round_what_goes_into_each_product(
     plan = dropless().plan(seen(routing))
     torch.set_num_threads(n_threads)
     found = execute(plan, hidden, experts)
-    monkeypatch.setattr(native, "serves", lambda *tensors: False)
+    monkeypatch.setattr(tables, "serves", lambda *tensors: False)
     by_torch = execute(plan, hidden, ExpertWeights(tuple(GatedWeights(*one) for one in matrices)))
     assert relative_error(found, by_torch.double()) < 3e-4
     plain = [[replace(m, arithmetic="fp32") for m in one] for one in matrices]
@@ -407,10 +407,10 @@ def test_not_a_number_reaches_the_result() -> None:
 @needs_compiler
 def test_layouts_that_the_kernels_do_not_read_are_left_to_torch() -> None:
     x = random(2, 64)
-    assert not native.serves(x.double())
-    assert not native.serves(random(64, 2).T)
-    assert not native.reads(random(64, 4).T)
-    assert not native.reads(torch.ones(4, 64, dtype=torch.float64))
+    assert not tables.serves(x.double())
+    assert not tables.serves(random(64, 2).T)
+    assert not tables.reads(random(64, 4).T)
+    assert not tables.reads(torch.ones(4, 64, dtype=torch.float64))
 
 
 @needs_compiler

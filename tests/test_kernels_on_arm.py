@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engines.kernels import compile as compiling
-from engines.kernels import native
+from engines.kernels import tables
 from tests.test_kernels import STORED, random, relative_error
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -75,7 +75,7 @@ def raw(tensor: Tensor) -> bytes:
 def test_products_under_neon_are_those_with_the_widened_matrix(form: str, program: Path, tmp_path: Path) -> None:
     """One row as decoding has it, a few, and panels; 384 columns are widened in two goes."""
     weight = STORED[form](random(N_ROWS, N_COLUMNS, seed=5) / N_COLUMNS**0.5)
-    described = native.described(weight)
+    described = tables.described(weight)
     values, scales = (raw(weight), b"") if isinstance(weight, Tensor) else (raw(weight.values), raw(weight.scales))
     inputs = [random(n, N_COLUMNS, seed=n) for n in (1, 3, 8, 25)]
     with open(tmp_path / "in", "wb") as file:

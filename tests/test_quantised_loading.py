@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.kernels import native
+from engines.kernels import tables
 from engines.kernels.compile import FLAGS_VARIABLE
 from engines.kernels.library import Loaded
 from engines.model.architecture import ModelConfig
@@ -86,7 +86,8 @@ def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
         return prefill, decode
 
     found, plain = both(asked), both(Quantisation.model_validate(every))
-    monkeypatch.setattr("engines.kernels.native.library", lambda: None)
+    for module in ("native", "tables"):
+        monkeypatch.setattr(f"engines.kernels.{module}.library", lambda: None)
     expected = both(asked)
     for own, torchs, unrounded in zip(found, expected, plain, strict=True):
         apart, cost = (own - torchs).norm() / torchs.norm(), (unrounded - torchs).norm() / torchs.norm()
@@ -95,15 +96,15 @@ def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
 
 
 def test_bf16_arithmetic_is_refused_where_nothing_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "why_not_bf16", lambda: "this processor lacks it")
+    monkeypatch.setattr(tables, "why_not_bf16", lambda: "this processor lacks it")
     with pytest.raises(EngineError, match='arithmetic "bf16": this processor lacks it; leave arithmetic out'):
         load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, Quantisation(experts="bf16", arithmetic="bf16"))
 
 
 def test_without_kernels_the_reason_is_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "library", lambda: None)
-    monkeypatch.setattr(native, "loaded", lambda: Loaded(None, reason="no C++ compiler found"))
-    told = native.why_not_bf16.__wrapped__()
+    monkeypatch.setattr(tables, "library", lambda: None)
+    monkeypatch.setattr(tables, "loaded", lambda: Loaded(None, reason="no C++ compiler found"))
+    told = tables.why_not_bf16.__wrapped__()
     assert told == "there are no kernels, and torch would only imitate it (no C++ compiler found)"
 
 
@@ -118,12 +119,12 @@ def test_kernels_without_bf16_blame_the_variable_only_where_it_is_set(
     monkeypatch: pytest.MonkeyPatch, flags: str | None, told: str
 ) -> None:
     """As on Arm, or with an old compiler: this processor names nothing that it lacks."""
-    monkeypatch.setattr(native, "library", lambda: SimpleNamespace(joulebench_multiplies_bf16=lambda: 0))
-    monkeypatch.setattr(native, "lacks_bf16", lambda: None)
+    monkeypatch.setattr(tables, "library", lambda: SimpleNamespace(joulebench_multiplies_bf16=lambda: 0))
+    monkeypatch.setattr(tables, "lacks_bf16", lambda: None)
     monkeypatch.delenv(FLAGS_VARIABLE, raising=False)
     if flags is not None:
         monkeypatch.setenv(FLAGS_VARIABLE, flags)
-    assert native.why_not_bf16.__wrapped__() == told
+    assert tables.why_not_bf16.__wrapped__() == told
 
 
 @needs_bf16

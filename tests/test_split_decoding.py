@@ -19,7 +19,7 @@ import torch
 from engines.base import unheard
 from engines.dispatch import FILE, DispatchPlan, Transfer, Transfers
 from engines.errors import EngineError
-from engines.kernels import native
+from engines.kernels import tables
 from engines.kernels.laid_out import HeldTable, layout_table, mix_laid_out
 from engines.model.checkpoints import load_checkpoint
 from engines.observers import StepPhase
@@ -242,7 +242,7 @@ def test_kernels_count_as_used_what_a_layout_calls(seed: int) -> None:
     """Against the layout's docstring: the chosen, their groups, and the last expert where there is padding."""
     draw, n_experts, hidden, width = random.Random(seed), 12, 64, 64
     one = torch.eye(width), torch.eye(width), torch.eye(hidden)
-    experts = native.expert_table([one] * n_experts)
+    experts = tables.expert_table([one] * n_experts)
     if experts is None:
         pytest.skip("no kernels here")
     for drawn in drawn_layouts(seed, n_experts, hidden, width):

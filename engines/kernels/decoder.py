@@ -22,7 +22,7 @@ from engines.kernels.exchange import RankLostError
 from engines.kernels.guesses import GuessTable
 from engines.kernels.laid_out import HeldTable, LayoutTable
 from engines.kernels.library import library
-from engines.kernels.native import (
+from engines.kernels.tables import (
     AttentionStruct,
     AttentionTable,
     ChunkTable,

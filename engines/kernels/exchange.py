@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from engines.kernels.library import library
-from engines.kernels.native import int64s, serves
+from engines.kernels.tables import int64s, serves
 
 LINE = 64
 

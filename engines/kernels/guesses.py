@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.native import RouterStruct, RouterTable, address, serves
+from engines.kernels.tables import RouterStruct, RouterTable, address, serves
 
 PANEL_ROWS = 32
 """`kPanelRows` of guess.h."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engines.decode_layout import DecodeLayout
 from engines.kernels.library import library
-from engines.kernels.native import ExpertTable, int64s, serves
+from engines.kernels.tables import ExpertTable, int64s, serves
 
 
 class _Layout(ctypes.Structure):

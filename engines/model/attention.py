@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels import native
+from engines.kernels import native, tables
 from engines.model.architecture import AttentionConfig, LatentConfig, ModelConfig, Temperature
 from engines.model.experts import widened_linear
 from engines.model.key_value_cache import SharedRows, Step
@@ -66,13 +66,13 @@ def attend(
     config: ModelConfig,
     layer: int,
     step: Step,
-    table: native.AttentionTable | None,
+    table: tables.AttentionTable | None,
 ) -> Tensor:
     """The attention block of one layer: writes each chunk's keys and values to its cache and returns its output.
 
     table: of `kernel_table`; None has torch compute. The kernel computes the block whole, projections included.
     """
-    if table is not None and native.serves(x_TH):
+    if table is not None and tables.serves(x_TH):
         cos_TP, sin_TP = (step.cos_TP, step.sin_TP) if config.attention.rope_layers[layer] else (None, None)
         if step.shared is None:
             return native.attend(x_TH, table, cos_TP, sin_TP, step.chunk_table, layer)
@@ -123,7 +123,7 @@ def _rows_of_heads(mixed: Sequence[Tensor]) -> Tensor:
 
 def kernel_table(
     weights: AttentionWeights | LatentWeights, config: ModelConfig, layer: int
-) -> native.AttentionTable | None:
+) -> tables.AttentionTable | None:
     """The layer as the kernels compute it; None for what only some families have."""
     attention, span = config.attention, config.attention.spans[layer]
     is_plain = attention.clip is None and attention.softcap is None and attention.qk_norm in (None, "head")
@@ -138,7 +138,7 @@ def kernel_table(
     norms = None
     if weights.q_norm is not None and weights.k_norm is not None:
         norms = (weights.q_norm.weight, weights.k_norm.weight, weights.q_norm.eps)
-    return native.attention_table(
+    return tables.attention_table(
         weights.q_QH,
         weights.k_MH,
         weights.v_MH,

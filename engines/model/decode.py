@@ -24,11 +24,10 @@ from engines.calls import Width
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
-from engines.kernels import native
 from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, Ends, StepRoom
 from engines.kernels.guesses import GuessTable
 from engines.kernels.laid_out import HeldTable, layout_table
-from engines.kernels.native import AttentionTable
+from engines.kernels.tables import AttentionTable, reads
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.experts import GatedWeights
 from engines.model.guessed import GuessedStep
@@ -364,7 +363,7 @@ def fused_decoder(
     if len(known) < len(layers) or weights.norm.bias is not None:
         return None
     ends = None
-    if native.reads(weights.embedding_LH) and native.reads(weights.head_LH):
+    if reads(weights.embedding_LH) and reads(weights.head_LH):
         ends = Ends(weights.embedding_LH, weights.head_LH, weights.head_bias_L, config.embedding_scale)
     return FusedDecoder(Decoder(known, weights.norm.weight, weights.norm.eps, ends), config)
 
@@ -389,7 +388,7 @@ def _layer(
             return None
         if mlp.shared is not None:
             always, gate = mlp.shared.table, mlp.shared_gate_1H
-            if always is None or (gate is not None and not native.reads(gate)):
+            if always is None or (gate is not None and not reads(gate)):
                 return None
     return DecoderLayer(
         weights.attention_norm.weight,

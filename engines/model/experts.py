@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engines.calls import CallKind, Calls, Width
 from engines.dispatch import DispatchPlan
-from engines.kernels import native
+from engines.kernels import native, tables
 from engines.model.architecture import SWIGLU, GatedUnit
 from engines.model.quantised import Matrix, QuantisedMatrix, rounded
 
@@ -48,9 +48,9 @@ class GatedWeights:
         return sum(part.nbytes for part in parts)
 
     @cached_property
-    def table(self) -> native.ExpertTable | None:
+    def table(self) -> tables.ExpertTable | None:
         """The unit as the only expert of a table of the kernels, which compute SwiGLU without biases."""
-        return native.expert_table([(self.gate_IH, self.up_IH, self.down_HI)]) if self.gate_bias_I is None else None
+        return tables.expert_table([(self.gate_IH, self.up_IH, self.down_HI)]) if self.gate_bias_I is None else None
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class ExpertWeights:
         return self.unit == SWIGLU and not self.weights_input
 
     @cached_property
-    def table(self) -> native.ExpertTable | None:
+    def table(self) -> tables.ExpertTable | None:
         """What the kernels read; None where they do not compute this kind."""
         if not self.kernels_know_it or self.experts[0].gate_bias_I is not None:
             return None
-        return native.expert_table([(one.gate_IH, one.up_IH, one.down_HI) for one in self.experts])
+        return tables.expert_table([(one.gate_IH, one.up_IH, one.down_HI) for one in self.experts])
 
     def parts(self, kind: CallKind) -> ExpertWeights:
         """What calls of a kind compute of each expert. Kept, for slices of columns are copies, those of one whole as
@@ -113,7 +113,7 @@ class ExpertWeights:
 
 def widened_rows(matrix: Tensor, row_T: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Those rows of a matrix, times a scale. By the kernels' threads where they serve: torch's would be woken."""
-    if dtype is torch.float32 and row_T.is_cpu and native.serves() and native.reads(matrix):
+    if dtype is torch.float32 and row_T.is_cpu and tables.serves() and tables.reads(matrix):
         return native.rows(matrix, row_T.contiguous(), scale)
     rows_TN = F.embedding(row_T, matrix).to(dtype)
     return rows_TN if scale == 1 else rows_TN * scale
@@ -126,7 +126,7 @@ def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Ten
     reference comparable. The kernels widen weights on their way into registers; torch, where they do not serve, widens
     the whole matrix in memory (`to` copies nothing where the dtypes agree).
     """
-    if x.dim() == 2 and native.serves(x) and native.reads(weight):
+    if x.dim() == 2 and tables.serves(x) and tables.reads(weight):
         return native.linear(x, weight, bias)
     taken = rounded(x, weight.arithmetic) if isinstance(weight, QuantisedMatrix) else x
     return F.linear(taken, weight.to(x.dtype), bias)
@@ -134,14 +134,14 @@ def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Ten
 
 def gated(shared_TH: Tensor, x_TH: Tensor, gate_1H: Tensor) -> Tensor:
     """What a shared expert gives, as far as its gate lets it through."""
-    if native.serves(shared_TH, x_TH) and native.reads(gate_1H):
+    if tables.serves(shared_TH, x_TH) and tables.reads(gate_1H):
         return native.gated(shared_TH, x_TH, gate_1H)
     return shared_TH * torch.sigmoid(widened_linear(x_TH, gate_1H))
 
 
 def gated_ffn(x: Tensor, weights: GatedWeights, unit: GatedUnit = SWIGLU) -> Tensor:
     """down(unit(gate(x), up(x))) over any number of rows."""
-    if unit == SWIGLU and x.dim() == 2 and native.serves(x) and weights.table is not None:
+    if unit == SWIGLU and x.dim() == 2 and tables.serves(x) and weights.table is not None:
         n_rows = len(x)
         return native.mix(x, weights.table, (0,), (n_rows,), torch.arange(n_rows), torch.ones(n_rows))
     gate = widened_linear(x, weights.gate_IH, weights.gate_bias_I)
@@ -177,7 +177,7 @@ def execute(
     and the result is that of one wave, bit for bit.
     """
     calls = plan.calls
-    if len(calls) and calls.is_one_after_another and experts.table is not None and native.serves(hidden_TH):
+    if len(calls) and calls.is_one_after_another and experts.table is not None and tables.serves(hidden_TH):
         if waves is not None:
             return _mix_waves(plan, hidden_TH, experts.table, waves)
         called, rows = calls.expert_S.tolist(), calls.rows_S.tolist()
@@ -185,7 +185,7 @@ def execute(
     out_TH = torch.zeros_like(hidden_TH)
     if not len(calls):
         return out_TH
-    if is_grouped(calls, experts) and native.serves(hidden_TH):
+    if is_grouped(calls, experts) and tables.serves(hidden_TH):
         for kind_number, kind in enumerate(calls.kinds):
             out_TH += _mix_parts(plan, kind_number, kind, hidden_TH, experts)
         return out_TH
@@ -242,7 +242,7 @@ def _mix_parts(
     return native.mix(hidden_TH, table, called, rows_S.tolist(), plan.token_R[rows_R], plan.weight_R[rows_R])
 
 
-def _mix_waves(plan: DispatchPlan, hidden_TH: Tensor, table: native.ExpertTable, waves: Iterable[Wave]) -> Tensor:
+def _mix_waves(plan: DispatchPlan, hidden_TH: Tensor, table: tables.ExpertTable, waves: Iterable[Wave]) -> Tensor:
     called, rows, weight_R = plan.calls.expert_S.tolist(), plan.calls.rows_S.tolist(), plan.weight_R.contiguous()
     out_TH: Tensor | None = None
     for wave in waves:

@@ -15,7 +15,7 @@ from engines.dispatch import Prediction, Routing
 from engines.estimator import NORM_EPS, Estimator
 from engines.kernels.decoder import StepRoom
 from engines.kernels.guesses import EstimatorMatrices, GuessTable, LayerEstimator, LayerGuess
-from engines.kernels.native import serves
+from engines.kernels.tables import serves
 from engines.model.router import kernel_router
 
 if TYPE_CHECKING:

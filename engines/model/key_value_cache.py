@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engines.errors import EngineError
 from engines.kernels.decoder import CacheTable, cache_table, chunk_table
-from engines.kernels.native import ChunkTable
+from engines.kernels.tables import ChunkTable
 from engines.model.architecture import ModelConfig, Span
 from engines.model.rope import Turns
 

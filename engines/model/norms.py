@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels import native
+from engines.kernels import native, tables
 
 ALONE = (1 << 15) - 1
 """Values: torch shares out more among threads of its own, which wait on cores that the kernels' threads compute on."""
@@ -28,18 +28,18 @@ class NormWeights:
     def __call__(self, x: Tensor) -> Tensor:
         if self.bias is not None:
             return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-        if native.serves(x, self.weight):
+        if tables.serves(x, self.weight):
             return native.rms_norm(x, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def summed(a: Tensor, b: Tensor) -> Tensor:
     """By the kernels' threads, which are awake between blocks; those of torch would be woken for each sum."""
-    return native.add(a, b) if native.serves(a, b) else a + b
+    return native.add(a, b) if tables.serves(a, b) else a + b
 
 
 def row_norms(x_TH: Tensor) -> Tensor:
     """The Euclidean norm of each row, in fp32. Where the kernels compute, so few rows at a time that torch wakes none;
     they are the same, bit for bit."""
-    rows = max(1, ALONE // x_TH.shape[1] if native.serves(x_TH) else len(x_TH))
+    rows = max(1, ALONE // x_TH.shape[1] if tables.serves(x_TH) else len(x_TH))
     return torch.cat([torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in torch.split(x_TH, rows)])

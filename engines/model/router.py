@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.dispatch import Routing
-from engines.kernels import native
+from engines.kernels import native, tables
 from engines.model.architecture import RouterConfig
 
 
@@ -39,7 +39,7 @@ def route(hidden_TH: Tensor, weights: RouterWeights, config: RouterConfig) -> Ro
     `torch.topk` leaves the order of ties open, so that two machines could choose different experts; a stable sort
     does not.
     """
-    if native.serves(hidden_TH):
+    if tables.serves(hidden_TH):
         table = kernel_router(weights, config)
         if table is not None:
             return Routing(*native.route(hidden_TH, table), len(weights.weight_EH))
@@ -75,13 +75,13 @@ def choose(logits_TE: Tensor, correction_E: Tensor | None, config: RouterConfig)
     return Routing(ids_TK, weights_TK * config.scale, logits_TE.shape[-1])
 
 
-def kernel_router(weights: RouterWeights, config: RouterConfig) -> native.RouterTable | None:
+def kernel_router(weights: RouterWeights, config: RouterConfig) -> tables.RouterTable | None:
     """The router as the kernels compute it; None for what only some families have."""
     is_plain = config.scoring in ("softmax", "softmax of chosen") and config.top_groups == config.n_groups
     if not is_plain or weights.correction_E is not None:
         return None
     of_chosen = config.scoring == "softmax of chosen"
-    return native.router_table(
+    return tables.router_table(
         weights.weight_EH, weights.bias_E, config.top_k, of_chosen, config.normalise, config.scale
     )
 

@@ -10,7 +10,7 @@ from engines.calls import CallKind
 from engines.decode_layout import DecodeLayout
 from engines.kernels.guesses import GuessTable
 from engines.kernels.laid_out import LayoutTable, layout_table
-from engines.kernels.native import ExpertTable
+from engines.kernels.tables import ExpertTable
 from engines.model.guessed import kernel_guesses
 from engines.model.model_config import ModelConfig
 from engines.model.weights import ModelWeights, SparseWeights

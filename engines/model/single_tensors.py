@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.kernels import native
+from engines.kernels import tables
 from engines.model.architecture import ModelConfig
 from engines.model.large_pages import LargePages
 from engines.model.mxfp4 import PackedBlocks, unpack_mxfp4
@@ -45,7 +45,7 @@ class SingleTensors:
         self.read = read
         self.room = LargePages()
         self.plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
-        why_not = native.why_not_bf16() if arithmetic == "bf16" else None
+        why_not = tables.why_not_bf16() if arithmetic == "bf16" else None
         if why_not is not None:
             raise EngineError(f'arithmetic "bf16": {why_not}; leave arithmetic out')
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from engines.calls import CallKind
 from engines.dispatch import FILE, DispatchPlan, LayerExpert
 from engines.errors import EngineError
-from engines.kernels import native
+from engines.kernels import tables
 from engines.model.copier import Copier, CopyJob, CopyQueue, Mark, Part
 from engines.model.copy_stamps import CopyStamps, Timed
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
@@ -149,7 +149,7 @@ class ExpertSlots:
                 for part in tensors_of(expert):
                     give_back(part)
 
-    def table(self, layer: int) -> native.ExpertTable | None:
+    def table(self, layer: int) -> tables.ExpertTable | None:
         """Of a sparse layer's experts as the kernels read them; of those alone that are at hand."""
         own = self._layers[layer]
         return None if own is None else own.table
@@ -264,7 +264,7 @@ class Slot:
 
     weights: GatedWeights
     tensors: tuple[Tensor, ...]
-    described: native.ExpertTable | None
+    described: tables.ExpertTable | None
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -295,10 +295,10 @@ class SlottedExperts(ExpertWeights):
     """A layer's experts, of which the kernels' table names those in slots."""
 
     experts: _Held
-    slots_table: native.ExpertTable | None = None
+    slots_table: tables.ExpertTable | None = None
 
     @cached_property
-    def table(self) -> native.ExpertTable | None:
+    def table(self) -> tables.ExpertTable | None:
         return self.slots_table
 
     def parts(self, kind: CallKind) -> ExpertWeights:
@@ -326,5 +326,5 @@ def emptied(layer: ExpertWeights, slot: Slot) -> SlottedExperts:
     """No expert lies in a slot; the kernels' table names the first slot for each until then."""
     n_experts, table = len(layer.experts), None
     if slot.described is not None and layer.kernels_know_it:
-        table = native.expert_table([slot.matrices] * n_experts)
+        table = tables.expert_table([slot.matrices] * n_experts)
     return SlottedExperts(_Held(n_experts), layer.unit, layer.weights_input, table)

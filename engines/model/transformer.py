@@ -22,7 +22,7 @@ from engines.decode_layout import PLAIN
 from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
 from engines.freed_memory import keep_freed_memory
-from engines.kernels import native
+from engines.kernels import tables
 from engines.kernels.laid_out import mix_laid_out
 from engines.model.accelerator import (
     Backend,
@@ -316,7 +316,7 @@ class Transformer:
         if on_routing is not None:
             on_routing(layer, routing, phase)
         table = mlp.experts.table if said is None or shown.kept_slots is None else shown.kept_slots.table(layer)
-        if said is not None and table is not None and native.serves(normed_TH, routing.weights_TK):
+        if said is not None and table is not None and tables.serves(normed_TH, routing.weights_TK):
             chosen = routing.expert_ids_TK, routing.weights_TK
             layout, rows_E, plan = said.layouts[layer] or PLAIN, None, None
             ran = mix_laid_out(normed_TH, table, said.table, layer, *chosen, shown.held)

@@ -24,7 +24,7 @@ from engines.calls import CallKind, Calls, Integers
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
-from engines.kernels import native
+from engines.kernels import native, tables
 from engines.kernels.laid_out import layout_table
 from engines.model.accelerator import Backend
 from engines.model.attention import AttentionWeights, LatentWeights
@@ -253,7 +253,7 @@ class RankTransformer(Transformer):
         """This rank's partial result of one decoded token, without a plan; None where that must be asked."""
         if len(normed_TH) != 1 or phase != "decode" or not technique.decodes_plainly or experts.table is None:
             return None
-        if not native.serves(normed_TH, routing.weights_TK):
+        if not tables.serves(normed_TH, routing.weights_TK):
             return None
         local_E = self._local_E(layer, technique)
         local_K = local_E[routing.expert_ids_TK.numpy()[0]]

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from engines.kernels import native
+from engines.kernels import tables
 from engines.kernels.compile import has
 from engines.kernels.library import loaded
 from engines.model.checkpoints import load_checkpoint
@@ -388,7 +388,7 @@ def main() -> None:
     parser.add_argument("--write-only", action="store_true", help="write the models, and race another time")
     arguments = parser.parse_args()
     forms = [form for form in FORMS if form in arguments.forms]
-    if (why := native.why_not_bf16()) is not None and BF16_FORM in forms:
+    if (why := tables.why_not_bf16()) is not None and BF16_FORM in forms:
         print(f"{BF16_FORM}: left out, {why}", flush=True)
         forms.remove(BF16_FORM)
     if lacking := unheld():

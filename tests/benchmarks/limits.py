@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.kernels import native
+from engines.kernels import native, tables
 from engines.model.quantised import Arithmetic, Form, store
 from tests.benchmarks.llama_cpp import LlamaBench
 from tests.benchmarks.race_models import prefill_flop
@@ -127,7 +127,7 @@ def large_products(arithmetic: Arithmetic) -> dict[str, tuple[int, Product]]:
 
 
 def ours(a_MK: Tensor, b_NK: Tensor, form: Form, arithmetic: Arithmetic) -> Product | None:
-    if not native.serves(a_MK):
+    if not tables.serves(a_MK):
         return None
     stored = store(b_NK, form, arithmetic)
     return lambda: native.linear(a_MK, stored)
@@ -180,6 +180,6 @@ def read_ways() -> Ways:
         "torch matrix-vector product": lambda: torch.mv(matrix_NH, x_1H[0]),
         "numpy dot on each thread": lambda: list(pool.map(np.dot, pieces, pieces)),
     }
-    if native.serves(x_1H, matrix_NH):
+    if tables.serves(x_1H, matrix_NH):
         ways["our matrix-vector kernel"] = lambda: native.linear(x_1H, matrix_NH)
     return {name: rate_of(flat.nbytes, way) for name, way in ways.items()}
