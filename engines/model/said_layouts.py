@@ -35,7 +35,7 @@ class AskedLayouts:
         self._weights = weights
         self._n_experts = 0 if config.moe is None else config.moe.n_experts
         self._is_sparse = [config.moe is not None and config.is_sparse(layer) for layer in range(config.n_layers)]
-        self._last: SaidLayouts | None = None
+        self._last: tuple[Technique, SaidLayouts | None] | None = None
         self._guessing: tuple[Technique, GuessTable | None] | None = None
 
     @cached_property
@@ -48,9 +48,11 @@ class AskedLayouts:
         """None where it decides something between router and experts, or computes slices or guesses that the kernels do
         not know.
         Asked once for each technique that comes: what it says is frozen, and a request is of one."""
-        last = self._last
-        if last is not None and last.technique is technique:
-            return last
+        if self._last is None or self._last[0] is not technique:
+            self._last = technique, self._asked(technique)
+        return self._last[1]
+
+    def _asked(self, technique: Technique) -> SaidLayouts | None:
         layouts: list[DecodeLayout | None] = []
         slices: list[list[ExpertTable]] = []
         for layer, is_sparse in enumerate(self._is_sparse):
@@ -65,8 +67,7 @@ class AskedLayouts:
         guesses = self.guesses(technique)
         if guesses is None and technique.guesses is not None:
             return None
-        self._last = SaidLayouts(technique, layouts, layout_table(layouts, self._n_experts, slices), guesses)
-        return self._last
+        return SaidLayouts(technique, layouts, layout_table(layouts, self._n_experts, slices), guesses)
 
     def guesses(self, technique: Technique) -> GuessTable | None:
         """How layers guess the next one's experts, as the kernels take it. None where nothing is guessed, or by what

@@ -141,35 +141,34 @@ class Transformer:
         shown: what a technique that asks for more than routing is shown of its engine; kept up to date here.
         """
         shown = shown or Shown(NOTHING, None)
-        step = self._step([len(tokens_T) for tokens_T in chunks], caches)
         tokens_T = self._own_rows(chunks[0] if len(chunks) == 1 else torch.cat([*chunks]))
         if self._device is not None:
             tokens_T = tokens_T.to(self._device)
         hidden_TH = widened_rows(self._weights.embedding_LH, tokens_T, self._dtype, self.config.embedding_scale)
-        is_one_token = phase == "decode" and len(tokens_T) == 1
-        said = self._said(technique, shown) if is_one_token and observer is None and self._device is None else None
+        is_one_token = phase == "decode" and len(tokens_T) == 1 and self._device is None
+        said = self._said(technique, shown) if is_one_token and observer is None else None
         if said is not None and self._decoder is not None:
-            brought = partial(_brought, technique, shown)
-            normed_TH, lazy = self._decoder.step(hidden_TH, caches[0], said, shown, brought, self._exchange)
-            caches[0].length += 1
-            return normed_TH, lazy
+            return self._in_one_call(self._decoder, hidden_TH, caches[0], said, shown)
         plans: list[Computed | DispatchPlan | None] = []
         made = StepPlans(technique, plans, fused=False, shown=None if said is None else shown)
         asked = Asked(technique, phase, observer, on_routing, said, shown)
-        stopping = self._stopping(asked) if is_one_token and self._device is None else None
+        stopping = self._stopping(asked) if is_one_token else None
         if stopping is not None:
+            caches[0].check_room(1)
             planned = partial(self._planned, asked)
             guesses = None if shown.plans_first else self._layouts.guesses(technique)
             normed_TH, by_plans = stopping.step_by_plans(hidden_TH, caches[0], planned, shown, guesses)
+            caches[0].length += 1
             plans += by_plans
-        else:
-            defers = said is not None and shown.defer()
-            try:
-                hidden_TH = self._layers(hidden_TH, step, asked, plans)
-            finally:
-                if defers:
-                    shown.deferred(made)
-            normed_TH = self._weights.norm(hidden_TH)
+            return normed_TH, made
+        step = self._step([len(tokens_T) for tokens_T in chunks], caches)
+        defers = said is not None and shown.defer()
+        try:
+            hidden_TH = self._layers(hidden_TH, step, asked, plans)
+        finally:
+            if defers:
+                shown.deferred(made)
+        normed_TH = self._weights.norm(hidden_TH)
         for chunk in step.cached:
             chunk.cache.length = chunk.end
         if phase == "prefill":
@@ -186,10 +185,17 @@ class Transformer:
         said = self._said(technique, shown)
         if said is None:
             return None
-        cache.check_room(1)
-        logits_1L, plans = self._decoder.step(token, cache, said, shown, partial(_brought, technique, shown))
-        cache.length += 1
+        logits_1L, plans = self._in_one_call(self._decoder, token, cache, said, shown)
         return self._capped(logits_1L), plans
+
+    def _in_one_call(
+        self, decoder: FusedDecoder, start: Tensor | int, cache: KeyValueCache, said: SaidLayouts, shown: Shown
+    ) -> tuple[Tensor, StepPlans]:
+        """What `FusedDecoder.step` gives of one token, at the cache's end."""
+        cache.check_room(1)
+        made = decoder.step(start, cache, said, shown, partial(_brought, said.technique, shown), self._exchange)
+        cache.length += 1
+        return made
 
     def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
         """What the technique says of one token. Where something lies in slots all layers go by that, or none."""
