@@ -51,7 +51,8 @@ static bool run_own_experts(const Matrix* matrices, int64_t first_expert, int64_
 // A row of an embedding.
 static void scaled_row(const Matrix& m, int64_t row, float scale, float* out) {
   widen_row(m, row, 0, m.columns, out);
-  for (int64_t i = 0; scale != 1.0f && i < m.columns; i++) out[i] *= scale;
+  if (scale == 1.0f) return;
+  for (int64_t i = 0; i < m.columns; i++) out[i] *= scale;
 }
 
 extern "C" {

@@ -170,9 +170,9 @@ class Pool {
 
   // On the core on which the caller began its job. Where nobody tells cores, it is not known.
   bool is_in_the_way() const {
+    if (n_doubts_.load(std::memory_order_relaxed) >= kDoubts) return false;
     const int32_t core = core_now();
-    return core >= 0 && core == caller_core_.load(std::memory_order_relaxed) &&
-           n_doubts_.load(std::memory_order_relaxed) < kDoubts;
+    return core >= 0 && core == caller_core_.load(std::memory_order_relaxed);
   }
 
   // Until there is a job, or it is time to sleep.
@@ -191,10 +191,27 @@ class Pool {
     }
   }
 
+  // How long a worker stood in line since `began`, of up to kWhile.
+  struct InLine {
+    std::chrono::steady_clock::time_point began;
+    std::chrono::steady_clock::duration stood{0};
+  };
+
+  // What a worker on the caller's core does while there is a job: it stands in line, and then sleeps.
+  void let_caller_go_first(int number, InLine* lately) {
+    const auto begin = std::chrono::steady_clock::now();
+    auto now = begin;
+    if (begin > lately->began + kWhile) *lately = {begin};
+    for (; is_called(number) && is_in_the_way() && lately->stood + (now - begin) < kInLine;
+         now = std::chrono::steady_clock::now())
+      std::this_thread::yield();
+    lately->stood += now - begin;
+    if (is_called(number) && is_in_the_way()) std::this_thread::sleep_for(kOutOfTheWay);
+  }
+
   void work(int number, std::atomic<int32_t>* id) {
     id->store(thread_id(), std::memory_order_release);
-    std::chrono::steady_clock::time_point began_while;
-    std::chrono::steady_clock::duration in_line{0};
+    InLine lately;
     for (;;) {
       look(number);
       if (!is_called(number)) {
@@ -210,13 +227,7 @@ class Pool {
       }
       while (is_called(number) && !is_in_the_way() && take_one()) {
       }
-      const auto begin = std::chrono::steady_clock::now();
-      auto now = begin;
-      if (begin > began_while + kWhile) began_while = begin, in_line = in_line.zero();
-      for (; is_called(number) && is_in_the_way() && in_line + (now - begin) < kInLine; now = std::chrono::steady_clock::now())
-        std::this_thread::yield();
-      in_line += now - begin;
-      if (is_called(number) && is_in_the_way()) std::this_thread::sleep_for(kOutOfTheWay);
+      if (is_called(number) && is_in_the_way()) let_caller_go_first(number, &lately);
     }
   }
 

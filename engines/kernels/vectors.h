@@ -68,12 +68,7 @@ __attribute__((always_inline)) inline V in_register(V value) {
 // keeps these in memory.
 template <class V>
 __attribute__((always_inline)) inline V in_turn(V sum) {
-#if defined(JOULEBENCH_AVX512)
-  asm("" : "+v"(sum));
-#elif defined(JOULEBENCH_AVX2)
-  asm("" : "+x"(sum));
-#endif
-  return sum;
+  return in_register(sum);
 }
 
 #ifdef JOULEBENCH_NEON
