@@ -68,10 +68,10 @@ def recorded(meter: Meter, seconds: float) -> Recording:
 
 def watts(recording: Recording, stretch: int) -> float | None:
     """Between the first and the last reading of a stretch without gaps of a second: how soon a gauge on a busy machine
-    reads for the first time is not asked."""
+    reads for the first time is not asked, but that most of what could be read was."""
     times_s = recording.traces[0].times_s
     own_s = np.split(times_s, np.flatnonzero(np.diff(times_s) > 1.0) + 1)[stretch]
-    assert len(own_s) > 3
+    assert own_s[-1] - own_s[0] > 1.7
     reading = energy_between(recording.traces, [(own_s[0], own_s[-1])], "all", recording.traces[0].meter)
     assert reading.reason is None
     return reading.average_power_w
@@ -93,9 +93,9 @@ def battery(fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch) -> I
 def test_a_cable_that_was_out_leaves_a_gap_and_costs_nothing_else(
     fake: FakePhone, battery: BatteryMeter, tmp_path: Path
 ) -> None:
-    Timer(2.0, fake.pull_cable).start()
-    Timer(3.5, fake.plug_in).start()
-    found = recorded(battery, 7.0)
+    Timer(3.0, fake.pull_cable).start()
+    Timer(4.5, fake.plug_in).start()
+    found = recorded(battery, 9.0)
     [reading] = found.readings()
     assert reading.energy_j is None
     assert "gap of" in str(reading.reason)
@@ -113,8 +113,8 @@ def test_a_cable_that_was_out_leaves_a_gap_and_costs_nothing_else(
 
 
 def test_what_came_before_a_cable_was_pulled_for_good_is_kept(fake: FakePhone, battery: BatteryMeter) -> None:
-    Timer(2.0, fake.pull_cable).start()
-    found = recorded(battery, 3.5)
+    Timer(3.0, fake.pull_cable).start()
+    found = recorded(battery, 4.5)
     [reading] = found.readings()
     assert reading.energy_j is None
     assert "uncovered" in str(reading.reason)
@@ -140,8 +140,8 @@ def test_a_link_that_drips_or_floods_behind_a_break_costs_what_comes_after(
         speaker.speaks = dripping(b"", content) if content == b"O" else flooding(content)
         fake.drop_link()
 
-    Timer(2.0, break_off).start()
-    found = recorded(battery, 3.5)  # and comes back, though nobody stops speaking
+    Timer(3.0, break_off).start()
+    found = recorded(battery, 4.5)  # and comes back, though nobody stops speaking
     assert found.readings()[0].energy_j is None
     assert "it did not come back" in found.interrupted[0]
     assert watts(found, 0) == pytest.approx(POWER_W, rel=0.02)

@@ -112,10 +112,14 @@ def test_without_kernels_the_reason_is_why_there_are_none(monkeypatch: pytest.Mo
     ("flags", "told"),
     [
         (None, "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks"),
+        (
+            "-march=native -O2",
+            "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks",
+        ),
         ("-march=x86-64-v3", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16"),
     ],
 )
-def test_kernels_without_bf16_blame_the_variable_only_where_it_is_set(
+def test_kernels_without_bf16_blame_the_variable_only_where_it_holds_them(
     monkeypatch: pytest.MonkeyPatch, flags: str | None, told: str
 ) -> None:
     """As on Arm, or with an old compiler: this processor names nothing that it lacks."""

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.kernels.compile import FLAGS_VARIABLE, lacks_bf16
+from engines.kernels.compile import FLAGS_VARIABLE, NATIVE, lacks_bf16
 from engines.kernels.library import library, loaded
 from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix
 
@@ -132,11 +132,12 @@ def why_not_bf16() -> str | None:
     kernels = library()
     if kernels is None:
         return f"there are no kernels, and torch would only imitate it ({loaded().reason})"
-    if kernels.joulebench_multiplies_bf16():
-        return lacks_bf16()
-    if FLAGS_VARIABLE in os.environ:
-        return lacks_bf16() or f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16"
-    return lacks_bf16() or "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks"
+    lacks = lacks_bf16()
+    if lacks or kernels.joulebench_multiplies_bf16():
+        return lacks
+    if NATIVE in os.environ.get(FLAGS_VARIABLE, NATIVE):
+        return "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks"
+    return f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16"
 
 
 def reads(matrix: Matrix) -> bool:

@@ -44,8 +44,8 @@ N_RANKS = 2
 TECHNIQUE = "expert-parallel"
 PHASES = ("prefill", "decode")
 FITTED = {"prefill": ("launches", "moved_bytes", "attention_bytes"), "decode": ("launches", "tokens")}
-AMOUNTS = tuple(dict.fromkeys(name for names in FITTED.values() for name in names))
 """Of `Priced.amounts`. The few kilobytes that a decoded token sends take a microsecond of the memory."""
+AMOUNTS = tuple(dict.fromkeys(name for names in FITTED.values() for name in names))
 ENDLESS = {"value": 1e18, "kind": "assumed", "origin": "nothing, before it is fitted"}
 
 
@@ -172,7 +172,8 @@ def _sheet(
     fit = checked_fit(f"ranks in {phase}", FITTED[phase], amounts, seconds, known)
     told = {"kind": "fitted", "origin": origin_of(fit)}
     found = dict.fromkeys(AMOUNTS, 0.0) | dict(zip(FITTED[phase], fit.constants, strict=True))
-    each_s, byte_s, weight_s, token_s = (found[name] for name in AMOUNTS)
+    each_s, byte_s = found["launches"], found["moved_bytes"]
+    weight_s, token_s = found["attention_bytes"], found["tokens"]
     price = f"{each_s * 1e6:.0f} us each, {byte_s * 1e9:.3f} s/GB, weights of attention {weight_s * 1e9:.3f} s/GB more"
     price += f", {token_s * 1e6:.0f} us a decoded token"
     print(f"{phase}: {price}; {told['origin']}", flush=True)
