@@ -159,7 +159,7 @@ def _print(found: History, runs: Sequence[RunPoint]) -> None:
 
 
 def _settings_told(found: History, runs: Sequence[RunPoint]) -> Iterator[str]:
-    from results.history.rests import otherwise_than_before
+    from results.history.otherwise import otherwise_than_before
 
     changed = otherwise_than_before(found.runs)
     for run in runs:

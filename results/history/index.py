@@ -82,18 +82,19 @@ class History:
         found = self._db.execute("SELECT record FROM cell WHERE folder = ? ORDER BY position", (folder,))
         return tuple(CellPoint.model_validate_json(record) for (record,) in found)
 
-    def cells_by_run(self, keys: Sequence[tuple[str, ...]] | None = None) -> dict[str, list[CellPoint]]:
-        """By folder: all cells, or those with one of these keys (`CellPoint.key`)."""
+    def cells_by_run(self, like: Sequence[str] | None = None) -> dict[str, list[CellPoint]]:
+        """By folder: all cells, or those that one of these runs has too (`CellPoint.key`)."""
         found: dict[str, list[CellPoint]] = {run.folder: [] for run in self.runs}
-        if keys is None:
+        if like is None:
             rows = self._db.execute("SELECT folder, record FROM cell ORDER BY folder, position")
-            for folder, record in rows:
-                found[folder].append(CellPoint.model_validate_json(record))
-            return found
-        for key in dict.fromkeys(keys):
-            rows = self._db.execute("SELECT folder, record FROM cell WHERE key = ? ORDER BY position", (_text(key),))
-            for folder, record in rows:
-                found[folder].append(CellPoint.model_validate_json(record))
+        else:
+            rows = self._db.execute(
+                "SELECT folder, record FROM cell WHERE key IN (SELECT key FROM cell WHERE folder IN"
+                " (SELECT value FROM json_each(?))) ORDER BY folder, position",
+                (json.dumps(like),),
+            )
+        for folder, record in rows:
+            found[folder].append(CellPoint.model_validate_json(record))
         return found
 
     def close(self) -> None:

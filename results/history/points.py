@@ -100,7 +100,7 @@ class Figure(Record):
             return None
         return float(np.std(list(self.values.values()), ddof=1)) / math.sqrt(self.n)
 
-    @property
+    @cached_property
     def interval(self) -> tuple[float, float] | None:
         """95 %, of the repeats. Below 0 lies no possible mean of what is never below, as in a run's tables."""
         if self.n < 2:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
@@ -112,7 +112,8 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
             f"{history.directory} holds one run only; run the plan again, and there is something to judge"
         )
     whose = baseline[0].folder if len(baseline) == 1 else f"baseline {name}"
-    marks = _marked(history, baseline)
+    by_run = history.cells_by_run([run.folder for run in baseline])
+    marks = _marked(by_run, baseline)
     wanted = [one for one in marks if not asked.metrics or one.figure.metric in asked.metrics]
     known = dict.fromkeys(one.figure.metric for one in marks)
     for metric in asked.metrics:
@@ -120,9 +121,8 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
             raise HistoryError(f"--metric {metric}: {whose} has no such figure; it has {', '.join(known)}")
     if not wanted:
         raise HistoryError(f"baseline {name}: {whose} has no figure: every trial of it failed or is marked")
-    cells = list({cell.key: cell for run in reversed(baseline) for cell in history.cells(run.folder)}.values())
+    cells = list({cell.key: cell for run in reversed(baseline) for cell in by_run[run.folder]}.values())
     anchors = _anchors(cells, asked.anchor, whose)
-    by_run = history.cells_by_run([cell.key for cell in cells])
     runs = [(run, {cell.key: cell for cell in by_run[run.folder]}) for run in history.runs]
     marked = {run.folder for run in baseline}
     judged = []
@@ -143,12 +143,12 @@ class _Marked(NamedTuple):
     figure: Figure
 
 
-def _marked(history: History, baseline: Sequence[RunPoint]) -> list[_Marked]:
+def _marked(by_run: Mapping[str, Sequence[CellPoint]], baseline: Sequence[RunPoint]) -> list[_Marked]:
     """Of all runs of the baseline: in one of them an arm may have failed, or every trial of it may be marked."""
     found: dict[tuple[object, ...], list[_Marked]] = {}
     for run in baseline:
         own: dict[tuple[object, ...], list[_Marked]] = {}
-        for cell in history.cells(run.folder):
+        for cell in by_run[run.folder]:
             for figure in cell.figures:
                 if figure.better != "neither":
                     own.setdefault((*cell.key, *figure.key), []).append(_Marked(run, cell, figure))

@@ -6,15 +6,12 @@ below it is replaced, so whoever compares two runs says where that was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
-from results.history.settings import ABSENT, Settings, changed_settings
+from results.history.settings import ABSENT
 from results.records import Cell
 from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunInfo, shown_value
-
-if TYPE_CHECKING:
-    from results.history.points import RunPoint
 
 PROTOCOL: Final = "protocol."
 NOT_OF_A_FIGURE: Final = ("repeats", "stop")
@@ -44,7 +41,7 @@ def rests_of(info: RunInfo, cells: Iterable[Cell]) -> dict[str, str]:
 def changed_rests(first: Mapping[str, str], second: Mapping[str, str], model: str, device: str) -> list[str]:
     """ "model.safetensors of model m sha256 1f0e → sha256 77ab", each, of what an arm of this model and device rests
     on. A file that only lies elsewhere is the same."""
-    if not first or not second:
+    if not first or not second or first == second:
         return []
     one, other = (dict(_of_arm(rests, model, device)) for rests in (first, second))
     moved = {value for value in one.values() if value.startswith(SHA256)} & set(other.values())
@@ -79,48 +76,3 @@ def _told(name: str, value: str | None) -> str:
     if value is None:
         return DEFAULT if name.startswith(PROTOCOL) else ABSENT
     return shown_value(value)
-
-
-class Changed(NamedTuple):
-    """arms: as a reader is told of them; none where it is what the run rests on. before: the last run that had them."""
-
-    arms: tuple[str, ...]
-    before: str
-    words: str
-
-    @property
-    def sentence(self) -> str:
-        """ "npumoe is set otherwise than in run007: arithmetic not set → int8"."""
-        if not self.arms:
-            return f"the run rests on other files, variables or protocol than {self.before}: {self.words}"
-        verb = "is" if len(self.arms) == 1 else "are"
-        return f"{', '.join(self.arms)} {verb} set otherwise than in {self.before}: {self.words}"
-
-
-def otherwise_than_before(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
-    """By run. runs: the oldest first. Two plans may set arms of one name otherwise, so each is held against itself. Of
-    several devices or models an arm is told once where it changed alike, and so are arms that changed alike. What a
-    run rests on is told of the run: that an arm uses a variable or the data of a workload nothing says."""
-    last: dict[tuple[str, ...], tuple[str, Settings]] = {}
-    last_rests: dict[tuple[str, ...], tuple[str, Mapping[str, str]]] = {}
-    by_run: dict[str, list[Changed]] = {}
-    for run in runs:
-        found: dict[tuple[str, str], dict[str, None]] = {}
-        rests: dict[str, dict[str, None]] = {}
-        for own in run.settings:
-            key = run.plan, own.arm, own.model, own.device
-            before, settings = last.get(key, (run.folder, own.settings))
-            if words := changed_settings(settings, own.settings):
-                found.setdefault((before, ", ".join(words)), {})[own.arm] = None
-            last[key] = run.folder, own.settings
-            if not run.rests:
-                continue  # from before it was kept: the next is held against the last that has it
-            before, rested = last_rests.get(key, (run.folder, run.rests))
-            if words := changed_rests(rested, run.rests, own.model, own.device):
-                rests.setdefault(before, {}).update(dict.fromkeys(words))
-            last_rests[key] = run.folder, run.rests
-        told = [Changed(tuple(arms), before, words) for (before, words), arms in found.items()]
-        told += [Changed((), before, ", ".join(words)) for before, words in rests.items()]
-        if told:
-            by_run[run.folder] = told
-    return by_run

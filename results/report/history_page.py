@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from results.history.changes import LEAST_SEGMENT
 from results.history.index import History
+from results.history.otherwise import Changed, otherwise_than_before
 from results.history.points import METRICS, CellPoint, Figure, RunPoint
-from results.history.rests import Changed, otherwise_than_before
 from results.history.series import Point, Series, series_of
 from results.history.unlike import unlike_environments
 from results.records import Phase
@@ -123,11 +123,12 @@ def _panel(number: int, group: Group, seen: Sequence[Seen]) -> Iterator[Panel]:
     changes = tuple(told for line in lines for told in _changes(line, device))
     description = f"{name} over time on {device}, {workload}: {', '.join(arms[:MOST_ARMS])}"
     notes = [f"{len(arms) - MOST_ARMS} more arms are in the numbers alone."] if len(arms) > MOST_ARMS else []
-    notes += [CUT] if _is_cut(shown) else []
+    farthest = _farthest(shown)
+    notes += [CUT] if _is_cut(shown, farthest) else []
     yield Panel(
         id=f"history-{number}",
         title=f"{name[0].upper()}{name[1:]} · {workload} · {device}{said}",
-        chart=_chart(shown, changes, scale, f"{name} ({shown_unit})", description),
+        chart=_chart(shown, changes, farthest, scale, f"{name} ({shown_unit})", description),
         description=description,
         unit=shown_unit,
         changes=changes,
@@ -189,20 +190,18 @@ def _farthest(lines: Sequence[Line]) -> float:
     return WIDEST * max((abs(point.figure.mean) for line in lines for point in line.series.points), default=0.0)
 
 
-def _is_cut(lines: Sequence[Line]) -> bool:
-    farthest = _farthest(lines)
+def _is_cut(lines: Sequence[Line], farthest: float) -> bool:
     intervals = (point.figure.interval for line in lines for point in line.series.points)
     return any(max(-ends[0], ends[1]) > farthest for ends in intervals if ends is not None)
 
 
 def _chart(
-    lines: Sequence[Line], changes: Sequence[ChangeTold], scale: float, title: str, description: str
+    lines: Sequence[Line], changes: Sequence[ChangeTold], farthest: float, scale: float, title: str, description: str
 ) -> dict[str, Any]:
     """An arm has a colour and a mark, and its name at its last point."""
     import altair as alt
 
     arms = list(dict.fromkeys(line.arm for line in lines))
-    farthest = _farthest(lines)
     rows = []
     for n, line in enumerate(lines):
         for point in line.series.points:

@@ -1,0 +1,55 @@
+"""Where arms of a history were set otherwise than in the run before, and where its runs rest on other things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from results.history.points import RunPoint
+from results.history.rests import changed_rests
+from results.history.settings import Settings, changed_settings
+
+
+class Changed(NamedTuple):
+    """arms: as a reader is told of them; none where it is what the run rests on. before: the last run that had them."""
+
+    arms: tuple[str, ...]
+    before: str
+    words: str
+
+    @property
+    def sentence(self) -> str:
+        """ "npumoe is set otherwise than in run007: arithmetic not set → int8"."""
+        if not self.arms:
+            return f"the run rests on other files, variables or protocol than {self.before}: {self.words}"
+        verb = "is" if len(self.arms) == 1 else "are"
+        return f"{', '.join(self.arms)} {verb} set otherwise than in {self.before}: {self.words}"
+
+
+def otherwise_than_before(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
+    """By run. runs: the oldest first. Two plans may set arms of one name otherwise, so each is held against itself. Of
+    several devices or models an arm is told once where it changed alike, and so are arms that changed alike. What a
+    run rests on is told of the run: that an arm uses a variable or the data of a workload nothing says."""
+    last: dict[tuple[str, ...], tuple[str, Settings]] = {}
+    last_rests: dict[tuple[str, ...], tuple[str, Mapping[str, str]]] = {}
+    by_run: dict[str, list[Changed]] = {}
+    for run in runs:
+        found: dict[tuple[str, str], dict[str, None]] = {}
+        rests: dict[str, dict[str, None]] = {}
+        for own in run.settings:
+            key = run.plan, own.arm, own.model, own.device
+            before, settings = last.get(key, (run.folder, own.settings))
+            if words := changed_settings(settings, own.settings):
+                found.setdefault((before, ", ".join(words)), {})[own.arm] = None
+            last[key] = run.folder, own.settings
+            if not run.rests:
+                continue  # from before it was kept: the next is held against the last that has it
+            before, rested = last_rests.get(key, (run.folder, run.rests))
+            if words := changed_rests(rested, run.rests, own.model, own.device):
+                rests.setdefault(before, {}).update(dict.fromkeys(words))
+            last_rests[key] = run.folder, run.rests
+        told = [Changed(tuple(arms), before, words) for (before, words), arms in found.items()]
+        told += [Changed((), before, ", ".join(words)) for before, words in rests.items()]
+        if told:
+            by_run[run.folder] = told
+    return by_run
