@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engines.model.rope import RopeConfig, rope_frequencies
+from engines.model.rope import rope_frequencies
+from engines.model.rope_config import RopeConfig
 from engines.techniques.context import ChunkPhase
 from results.records import Request
 

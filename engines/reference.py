@@ -26,7 +26,7 @@ from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import StepPlans
 from engines.model.held_weights import active_weights, held_weights, remedy, rounds_inputs
-from engines.model.rope import LongRope, LongScaling
+from engines.model.rope_config import LongRope, LongScaling
 from engines.model.transformer import KeyValueCache, Transformer, model_of
 from engines.observers import LayerObserver, StepObserver
 from engines.prefix import HeldTokens, reusable

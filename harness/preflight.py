@@ -151,7 +151,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
 def _noted(cell_plan: CellPlan, all_facts: dict[str, CheckpointFacts], run_parts: RunParts) -> CellPlan:
     """With what only files say: the model's note, that it has LongRoPE, whose factors the engine chooses, and the
     digest of the profile, which makes it another cell."""
-    from engines.model.rope import LongScaling
+    from engines.model.rope_config import LongScaling
 
     if isinstance(cell_plan.model, PlayedModelSpec):
         model = run_parts.played(cell_plan.model).named(cell_plan.cell.model)

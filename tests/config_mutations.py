@@ -20,7 +20,7 @@ from engines.model.checkpoints import load_checkpoint
 from engines.model.config_keys import FAMILY_KEYS
 from engines.model.idle_keys import CHANGES_NO_NUMBER
 from engines.model.model_config import ModelConfig, parse_model_config
-from engines.model.rope import as_transformers
+from engines.model.rope_config import as_transformers
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, LONG_FACTORS, PHI_MOE, PHI_MOE_ROPE, FamilyCase, randomise

@@ -20,7 +20,7 @@ from engines.cores import PhaseSetting
 from engines.errors import EngineError, NotSupportedError, OutOfMemoryError
 from engines.external.base import Form
 from engines.model.checkpoints import Checkpoint, inspect_checkpoint, load_checkpoint
-from engines.model.rope import LinearScaling
+from engines.model.rope_config import LinearScaling
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request, Sampling

@@ -10,7 +10,7 @@ import torch
 
 from devices.models.timeline import Timeline
 from engines.model.checkpoints import load_checkpoint
-from engines.model.rope import LongScaling
+from engines.model.rope_config import LongScaling
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.shapes import own_shape
 from engines.reference import ReferenceEngine

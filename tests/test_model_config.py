@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engines.errors import EngineError, lines_of
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config, read_model_config
-from engines.model.rope import Llama3Scaling, RopeConfig
+from engines.model.rope_config import Llama3Scaling, RopeConfig
 from engines.pricing.shapes import shape_named
 from engines.tiny.model import CONFIG
 from tests.config_mutations import BASES, raw_of

@@ -16,7 +16,7 @@ from devices.models.timeline import Timeline
 from engines.base import EngineError
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.key_value_cache import KeyValueCache
-from engines.model.rope import LongScaling, RopeConfig
+from engines.model.rope_config import LongScaling, RopeConfig
 from engines.oracle import OracleParameters
 from engines.prefix import HeldTokens, turned_alike
 from engines.pricing.modelled import ModelledEngine

@@ -10,15 +10,13 @@ import torch
 from engines.errors import EngineError
 from engines.model.rope import (
     BLOCK,
-    RopeConfig,
     Rotations,
     Turns,
-    YarnScaling,
-    read_rope,
     rope_frequencies,
     rotation,
     turn,
 )
+from engines.model.rope_config import RopeConfig, YarnScaling, read_rope
 
 pytestmark = pytest.mark.numbers
 

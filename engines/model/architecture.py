@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from engines.model.rope import RopeConfig
+from engines.model.rope_config import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from engines.errors import EngineError, ProblemsError
 from engines.model.config_values import ConfigError
-from engines.model.rope import KEYS_OF_TYPE, TABLES
+from engines.model.rope_config import KEYS_OF_ROPE, TABLES
 
 MOST_TOLD = 20
 MOST_DEEP = 3
@@ -39,7 +39,7 @@ def read_whole(
             if not keys & taken:
                 told.append(error.words)
             shorter = _without(left, keys, aliases)
-            if shorter is None and keys & OF_ROPE:
+            if shorter is None and keys & KEYS_OF_ROPE:
                 # A parameter that is lacking: without all of them it is a rope of the family's own.
                 keys |= {*TABLES}
                 shorter = _without(left, keys, aliases)
@@ -53,9 +53,6 @@ def read_whole(
     if len(told) == 1:
         raise EngineError(f"{where}: {told[0]}")
     raise ProblemsError(told, f"{where}: ")
-
-
-OF_ROPE = frozenset().union(*KEYS_OF_TYPE.values(), {"short_mscale", "long_mscale"})
 
 
 def _without(

@@ -38,7 +38,7 @@ class KeyValueCache:
         self.length = 0
         self.n_positions = 0
         self.turned_for = 0
-        """The length whose rotary factors the keys are turned by: `engines.model.rope.LongRope`."""
+        """The length whose rotary factors the keys are turned by: `engines.model.rope_config.LongRope`."""
         self.turns = Turns(config.rope, 0)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []

@@ -42,7 +42,7 @@ from engines.model.config_values import (
     wholes,
 )
 from engines.model.families import FAMILIES, Family, RouterFamily
-from engines.model.rope import read_rope, rope_table, yarn_amplitude
+from engines.model.rope_config import read_rope, rope_table, yarn_amplitude
 from engines.model.sparse_layers import sparse_layers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

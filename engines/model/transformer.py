@@ -50,7 +50,7 @@ from engines.model.guessed import GuessedStep
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
 from engines.model.norms import row_norms, summed
-from engines.model.rope import LongRope, as_transformers
+from engines.model.rope_config import LongRope, as_transformers
 from engines.model.router import route
 from engines.model.said_layouts import AskedLayouts, SaidLayouts
 from engines.model.weights import SparseWeights

@@ -16,7 +16,7 @@ from engines.model.checkpoints import CheckpointFacts, decisive_files
 from engines.model.held_weights import held_weights
 from engines.model.key_value_cache import KeyValueCache
 from engines.model.quantised import AS_THE_MODEL, Quantisation
-from engines.model.rope import LongRope
+from engines.model.rope_config import LongRope
 from engines.parallel.links import Backend, Links
 from engines.parallel.processes import Loaded, ToldCache, Workers
 from engines.parallel.settings import RankPart, RankSettings

@@ -11,7 +11,7 @@ from engines.model.accelerator import Backend as Computes
 from engines.model.checkpoints import load_checkpoint
 from engines.model.model_config import ModelConfig
 from engines.model.quantised import Quantisation
-from engines.model.rope import LongRope
+from engines.model.rope_config import LongRope
 from engines.model.transformer import with_long_rope
 from engines.parallel.links import Backend
 from engines.profile import Profile
