@@ -6,15 +6,16 @@ Only a regular file is opened, for a pipe or a device may never end, and no more
 from __future__ import annotations
 
 import stat
+import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from results.printable import printable
+from results.printable import n_digits, printable
 
 MAX_BYTES = 1 << 20
 MAX_SHOWN = 80
@@ -54,13 +55,35 @@ def read_text(path: Path) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Raises `RecordError`."""
+    """Raises `RecordError`, for whole numbers beyond all floats too: to compare or print them may fail."""
     try:
-        return tomllib.loads(text)
+        raw = tomllib.loads(text)
+        huge = list(_beyond_floats(raw))
     except tomllib.TOMLDecodeError as error:
         raise RecordError([f"not TOML: {printable(str(error), MAX_SHOWN * 2)}"]) from error
     except (ValueError, RecursionError) as error:
-        raise RecordError(["holds a number of thousands of digits, or lists too deep in each other"]) from error
+        raise RecordError(
+            ["holds a number of thousands of digits, or tables or lists too deep in each other"]
+        ) from error
+    if huge:
+        raise RecordError(
+            [
+                f"{printable('.'.join(map(str, keys)), MAX_SHOWN)}: a whole number of {n_digits(number)} digits, and no"
+                " figure is so large; correct it"
+                for keys, number in huge
+            ]
+        )
+    return raw
+
+
+def _beyond_floats(value: object) -> Iterator[tuple[tuple[object, ...], int]]:
+    """Each with the keys that lead to it."""
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        yield (), value
+    held = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in held:
+        for keys, number in _beyond_floats(one):
+            yield (key, *keys), number
 
 
 def record_of(schema: type[Read], raw: Mapping[str, Any]) -> Read:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from results.printable import n_digits
+
 MAX_NAME = 100
 """Characters: a plan's name is a folder's, and file systems take 255 bytes."""
 MAX_TEXT = 4096
@@ -98,7 +100,7 @@ def _text_problem(text: str) -> str | None:
 def shown(value: Any, told: Callable[[Any], str] = repr) -> str:
     """As much of a value as a line has room for. told: `ascii` where it matters which characters there are."""
     if type(value) is int and abs(value) > MAX_WHOLE:
-        return f"a number of {math.floor(math.log10(abs(value))) + 1} digits"
+        return f"a number of {n_digits(value)} digits"
     text = told(value)
     return _in_part(text)
 

@@ -24,7 +24,7 @@ from harness.terminal import (
     fail,
     print_rows,
 )
-from harness.variables import is_carried
+from harness.variables import CARRIED, is_carried
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def add(
         allow_code=allow_code,
         folder=str(Path.cwd()),
         out=str(out.absolute()),
+        carried=CARRIED,
         environment={key: value for key, value in environment_for_others().items() if is_carried(key)},
-        keeps_all=True,
         rhythm=rhythm(interval, wall, zone_name, now),
         quiet=tuple(one for one in hours if one is not None),
         notify=notified,

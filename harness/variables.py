@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
 SETTINGS = ("JOULEBENCH_KERNEL_FLAGS", "NVIDIA_TF32_OVERRIDE", "PYTHONMALLOC", "PYTHONOPTIMIZE",
             "PYTHONDEVMODE", "VECLIB_MAXIMUM_THREADS", "GLIBC_TUNABLES", "_RJEM_MALLOC_CONF")  # fmt: skip
 SETTING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_", "OPENBLAS_", "GOTO_", "BLIS_", "ATEN_",
@@ -15,11 +18,8 @@ PLACES = (
 )  # fmt: skip
 """Where data, phones, models, compiled kernels, the compiler and programs are."""
 
-FIRST_CARRIED = (
-    "JOULEBENCH_DATA", "ANDROID_ADB_SERVER_PORT", "ADB_SERVER_SOCKET", "HF_HOME", "HF_HUB_CACHE", "OMP_NUM_THREADS",
-    "PATH",
-)  # fmt: skip
-"""What entries of a schedule kept before they kept all that decides a run."""
+CARRIED = (*PLACES, *SETTINGS, *(f"{prefix}*" for prefix in SETTING_PREFIXES))
+"""What a run that is to be made later needs as it is now; a star stands for any end."""
 
 
 def is_setting(name: str) -> bool:
@@ -27,6 +27,6 @@ def is_setting(name: str) -> bool:
     return name in SETTINGS or name.startswith(SETTING_PREFIXES)
 
 
-def is_carried(name: str) -> bool:
-    """Whether a run that is to be made later needs it as it is now."""
-    return name in PLACES or is_setting(name)
+def is_carried(name: str, carried: Iterable[str] = CARRIED) -> bool:
+    """carried: names, as `CARRIED` has them."""
+    return any(fnmatchcase(name, one) for one in carried)

@@ -6,6 +6,7 @@ screen; directions of writing that turn a line around; line ends that feign a se
 
 from __future__ import annotations
 
+import math
 import re
 
 LONGEST = 4000
@@ -18,6 +19,11 @@ def printable(text: str, longest: int = LONGEST) -> str:
         shown = _escaped(text)
         return shown if len(shown) <= longest else _shortened(shown, shown, longest, len(shown))
     return _shortened(_escaped(text[:longest]), _escaped(text[-longest:]), longest, len(text))
+
+
+def n_digits(number: int) -> int:
+    """Of one that may be too long to be printed: Python refuses it from some thousands of digits on."""
+    return math.floor(math.log10(abs(number))) + 1
 
 
 TURNS_LINES = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")

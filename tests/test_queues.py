@@ -183,14 +183,25 @@ def test_a_sheet_without_a_depth_is_one_of_depth_one() -> None:
     assert timeline.now_s() == pytest.approx(math.fsum([1.5, 1.6]))
 
 
-@pytest.mark.parametrize("where", ["at", "busy_w"])
-def test_a_whole_number_beyond_all_floats_is_refused_as_others_are(where: str) -> None:
-    huge = "1" + 400 * "0"
-    points = POINTS.replace("at = 1.0", f"at = {huge}", 1) if where == "at" else POINTS
-    assert where != "at" or huge in points
-    shares = f'flops_share = {{ by = "flops", points = [{points}] }}, s_per_launch'
+@pytest.mark.parametrize(
+    ("huge", "n_digits"), [("1" + 400 * "0", 401), ("-1" + 400 * "0", 401), ("0x1" + 4000 * "0", 4817)]
+)
+@pytest.mark.parametrize(
+    ("before", "number", "key"),
+    [
+        ("at = ", "1.0", "units.gpu.roofline.flops_share.points.0.at"),
+        ("busy_w = { value = ", "5.0", "units.gpu.busy_w.value"),
+        ("idle_w = { value = ", "1.0", "units.gpu.idle_w.value"),
+    ],
+)
+def test_a_whole_number_beyond_all_floats_is_refused_and_not_printed(
+    before: str, number: str, key: str, huge: str, n_digits: int
+) -> None:
+    """16^4000 has 4817 digits, for 4000 log10(16) is 4816.5: more than Python prints."""
+    shares = f'flops_share = {{ by = "flops", points = [{POINTS}] }}, s_per_launch'
     text = LINKED_TOML.replace("s_per_launch", shares)
-    text = text.replace("busy_w = { value = 5.0", f"busy_w = {{ value = {huge}") if where == "busy_w" else text
-    assert huge in text
-    with pytest.raises(DeviceError, match=where):
-        parse_sheet(text, "linked")
+    assert before + number in text
+    with pytest.raises(DeviceError) as refused:
+        parse_sheet(text.replace(before + number, before + huge, 1), "linked")
+    assert f"{key}: a whole number of {n_digits} digits, and no figure is so large; correct it" in str(refused.value)
+    assert 50 * "0" not in str(refused.value)

@@ -4,6 +4,8 @@ import csv
 import os
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -111,11 +113,50 @@ def test_links_of_the_devices_are_followed_and_others_are_replaced(
     link, other, target = tmp_path / "dev" / "stdout", tmp_path / "link", tmp_path / "target"
     for one in (link, other):
         one.symlink_to(target)
-    monkeypatch.setattr(files, "DEVICE_FOLDERS", (str(link.parent),))
+    monkeypatch.setattr(files, "DEVICE_FOLDER", str(link.parent))
+    target.write_text("kept, ")
     replace_text(link, "through")
-    assert (link.is_symlink(), target.read_text()) == (True, "through")
+    assert (link.is_symlink(), target.read_text()) == (True, "kept, through")
     replace_text(other, "its own")
-    assert (other.is_symlink(), other.read_text(), target.read_text()) == (False, "its own", "through")
+    assert (other.is_symlink(), other.read_text(), target.read_text()) == (False, "its own", "kept, through")
+
+
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_an_open_file_is_written_where_it_stands(tmp_path: Path, folder: str) -> None:
+    if not Path(folder).is_dir():
+        pytest.skip(f"this system has no {folder}")
+    log = tmp_path / "log"
+    for how, offset, left in (
+        (os.O_RDWR, 6, "first\ntable|!last\n"),
+        (os.O_RDWR | os.O_APPEND, 0, "first\n1234567last\ntable|!"),
+    ):
+        log.write_text("first\n1234567last\n")
+        descriptor = os.open(log, how)
+        try:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            replace_text(Path(folder, str(descriptor)), ["table", "|"])
+            os.write(descriptor, b"!")
+        finally:
+            os.close(descriptor)
+        assert log.read_text() == left
+
+
+def test_a_table_on_standard_output_comes_between_what_is_printed_and_keeps_the_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("old\n")
+    script = (
+        "from pathlib import Path; from results.report.files import replace_text\n"
+        "print('before'); replace_text(Path('/dev/stdout'), 'table\\n'); print('after')"
+    )
+    with log.open("ab") as output:
+        subprocess.run([sys.executable, "-c", script], stdout=output, check=True)
+    assert log.read_text() == "old\nbefore\ntable\nafter\n"
+
+
+def test_what_is_not_open_is_an_error_that_names_it() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor") as caught:
+        replace_text(Path("/dev/fd/999999999"), "text")
+    assert caught.value.filename == "/dev/fd/999999999"
 
 
 def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:

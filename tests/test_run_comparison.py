@@ -17,6 +17,7 @@ from harness import compare_command
 from results.environments import Environment
 from results.history.compared import Compared
 from results.history.comparison import CompareError, Comparison, RunTold, Side, compare, told_of
+from results.history.points import Figure
 from results.history.rests import changed_rests, rests_of
 from results.history.unlike import What
 from results.report import compare_page
@@ -388,12 +389,30 @@ def test_an_interval_of_a_million_percent_hides_no_other_in_the_picture() -> Non
     assert '"high": 5000.0' in json.dumps(_chart(page, [*drawn, certain], "described"))
 
 
-def test_a_column_that_the_table_has_no_name_for_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = between(*(written(tmp_path / name, times(1.0, seed)) for seed, name in enumerate("ab")))
-    assert list(compare_page.comparison_frame(found)["reason"]) == [row.reason or None for row in found.rows]
-    monkeypatch.setattr(compare_page, "FRAME_COLUMNS", compare_page.FRAME_COLUMNS[:-1])
-    with pytest.raises(ValueError, match="longer"):
-        compare_page.comparison_frame(found)
+def test_each_value_of_the_table_stands_under_its_own_name(tmp_path: Path) -> None:
+    one = Figure(
+        metric="e2e", phase="all", unit="s", kind="time", better="lower", method="measured", meter="clock",
+        values={0: 1.0, 1: 2.0},
+    )  # fmt: skip
+    other = one.model_copy(update={"method": "modelled", "meter": "sheet", "values": {0: 4.0, 1: 5.0, 2: 6.0}})
+    full = Compared(
+        "chat", "host", "a", one, other, "worse", reason="why", change=0.1, low=0.2, high=0.3, p=0.4, adjusted=0.5,
+        test="t", effect=0.6, longer=0.7, said=("cpu", "model"),
+    )  # fmt: skip
+    alone = Compared("chat", "host", "a", one, None, "refused")
+    side = Side("A", read(written(tmp_path / "a", times(1.0, 0))))
+    frame = compare_page.comparison_frame(Comparison(side, side, (full, alone), ()))
+    first, second = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    assert first == {
+        "verdict": "worse", "arm": "a", "workload": "chat", "device": "host", "metric": "e2e", "phase": "all",
+        "unit": "s", "method_a": "measured", "method_b": "modelled", "meter_a": "clock", "meter_b": "sheet", "n_a": 2,
+        "n_b": 3, "mean_a": 1.5, "mean_b": 5.0, "change": 0.1, "low": 0.2, "high": 0.3, "change_is": "share", "p": 0.4,
+        "p_adjusted": 0.5, "test": "t", "hedges_g": 0.6, "requests_longer": 0.7, "unlike": "cpu; model",
+        "reason": "why",
+    }  # fmt: skip
+    of_b = ("method_b", "meter_b", "n_b", "mean_b", "change", "p", "unlike", "reason")
+    assert [second[name] for name in of_b] == [None] * len(of_b)
+    assert list(compare_page.comparison_frame(Comparison(side, side, (), ())).columns) == list(first)
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:

@@ -151,23 +151,41 @@ def test_a_folder_that_is_away_leaves_the_run_due_until_it_is_back(tmp_path: Pat
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
-def test_an_entry_of_before_takes_what_it_did_not_keep_from_the_pass(
+def test_a_variable_that_was_not_looked_at_then_is_that_of_the_pass(
     tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As of an entry that was added before `MKL_*` and `HF_ENDPOINT` were among the names."""
     plan(tmp_path)
-    for variable in ("MKL_DYNAMIC", "ADB_SERVER_SOCKET"):
+    for variable in ("MKL_DYNAMIC", "HF_ENDPOINT", "ADB_SERVER_SOCKET", "OMP_DYNAMIC"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HF_HOME", "/then")
     assert add(tmp_path)[0] == 0
     book = Book(state)
-    (name,) = book.names()
-    of_before = json.loads(book.path(name).read_text())
-    del of_before["entry"]["keeps_all"]
-    book.path(name).write_text(json.dumps(of_before))
-    for variable, value in (("MKL_DYNAMIC", "FALSE"), ("ADB_SERVER_SOCKET", "tcp:now:1"), ("HF_HOME", "/now")):
+    entry = book.read(book.names()[0]).entry
+    now = {"MKL_DYNAMIC": "FALSE", "HF_ENDPOINT": "there", "ADB_SERVER_SOCKET": "tcp:now:1", "OMP_DYNAMIC": "TRUE"}
+    for variable, value in (now | {"HF_HOME": "/now"}).items():
         monkeypatch.setenv(variable, value)
-    found = environment_of(book.read(name).entry)
-    assert (found.get("MKL_DYNAMIC"), found.get("ADB_SERVER_SOCKET"), found["HF_HOME"]) == ("FALSE", None, "/then")
+    assert {key: value for key, value in environment_of(entry).items() if key in now} == {}
+    names = tuple(one for one in entry.carried if one not in ("MKL_*", "HF_ENDPOINT"))
+    found = environment_of(entry.model_copy(update={"carried": names}))
+    assert {key: found[key] for key in now if key in found} == {"MKL_DYNAMIC": "FALSE", "HF_ENDPOINT": "there"}
+    assert found["HF_HOME"] == "/then"
+
+
+def test_an_entry_that_does_not_say_what_it_kept_is_refused_and_is_added_again(tmp_path: Path, state: Path) -> None:
+    plan(tmp_path)
+    assert add(tmp_path)[0] == 0
+    path = Book(state).path("small")
+    of_before = json.loads(path.read_text())
+    del of_before["entry"]["carried"]
+    path.write_text(json.dumps(of_before))
+    code, _, errors = schedule(tmp_path, "run-due")
+    assert code != 0
+    assert "`joulebench schedule remove` takes it out, and `add` makes it anew" in errors
+    assert not (tmp_path / "runs").exists()
+    assert schedule(tmp_path, "remove", "small")[0] == 0
+    assert add(tmp_path)[0] == 0
+    assert "carried" in json.loads(path.read_text())["entry"]
 
 
 def children_of(pid: int) -> list[int]:

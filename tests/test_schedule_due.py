@@ -24,7 +24,7 @@ N_TRIALS = 3
 
 def entry(name: str = "night", **changes: object) -> Entry:
     made = Entry(
-        name=name, plan="/plan.toml", plan_sha256="aa", folder="/", out="/runs",
+        name=name, plan="/plan.toml", plan_sha256="aa", folder="/", out="/runs", carried=(), environment={},
         rhythm=Rhythm(every=Every(n=1, unit="d"), first="2026-01-01T02:30", zone="Europe/Berlin"),
     )  # fmt: skip
     return made.model_copy(update=changes)

@@ -53,6 +53,7 @@ def entry(tmp_path: Path, charging: Charging | None = None) -> Entry:
     plan = write_plan(tmp_path / "plan.toml", raw_plan(device=[PHONE]))
     return Entry(
         name="phone", plan=str(plan), plan_sha256="", devices=(NAME,), folder=str(tmp_path), out=str(tmp_path / "runs"),
+        carried=(), environment={},
         rhythm=Rhythm(every=Every(n=1, unit="d"), first="2026-01-01T02:30", zone="UTC"), charging=charging,
     )  # fmt: skip
 

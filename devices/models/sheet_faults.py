@@ -146,6 +146,6 @@ def _count(table: object, key: str) -> int | None:
 
 
 def _value(figure: object) -> float | None:
-    """None of what is no figure. A whole number stays one: it may be larger than any float."""
+    """None of what is no figure."""
     value = _table(figure).get("value")
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from engines.errors import EngineError
+from results.printable import n_digits
 
 LARGEST_NUMBER = 1e30
 LARGEST_WHOLE = 2**31 - 1
@@ -112,6 +112,6 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 def told(value: Any) -> str:
     """As much of a value as a message has room for, and why a number is refused that looks like one."""
     if type(value) is int and abs(value) > LARGEST_WHOLE:
-        return f"a number of {math.floor(math.log10(abs(value))) + 1} digits, beyond {LARGEST_WHOLE}"
+        return f"a number of {n_digits(value)} digits, beyond {LARGEST_WHOLE}"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from devices.device_lock import BusyError, lock_file
 from harness.schedule.times import QuietHours, Rhythm
@@ -60,10 +60,10 @@ class Entry(Record):
     """Where relative paths start."""
     out: str
     """The folder of its runs; each has one of its own in it."""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """What of the environment of then decides a run: timers have another one."""
-    keeps_all: bool = False
-    """Whether `environment` has all that decides a run; files of before have no such key, and have `FIRST_CARRIED`."""
+    carried: tuple[str, ...]
+    """Names of variables that decide a run, as `harness.variables.CARRIED` had them when it was added."""
+    environment: dict[str, str]
+    """Those of them that were set then: timers have another environment."""
     rhythm: Rhythm
     quiet: tuple[QuietHours, ...] = ()
     notify: tuple[str, ...] | None = None
@@ -150,7 +150,7 @@ class Book:
             except FileNotFoundError:
                 continue
             except (OSError, ValidationError, UnicodeDecodeError) as error:
-                reasons.append(error.strerror if isinstance(error, OSError) else "it is no entry of a schedule")
+                reasons.append(error.strerror if isinstance(error, OSError) else "it is no entry, or another version's")
         if not reasons:
             raise EntryError(f"{name}: no such entry; `joulebench schedule list` shows them")
         raise EntryError(

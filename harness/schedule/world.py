@@ -23,7 +23,7 @@ from harness.schedule.entries import Book, Entry
 from harness.schedule.phones import make_ready, reach, run_program, switch
 from harness.sweep import PathError, set_value
 from harness.terminal import EXIT_NOT_WRITTEN
-from harness.variables import FIRST_CARRIED, is_carried
+from harness.variables import is_carried
 from results.database import DATABASE
 
 PHONES = ("adb:", "ios:")
@@ -141,11 +141,11 @@ class RealWorld:
 def environment_of(entry: Entry) -> dict[str, str]:
     """That of this pass; of what decides a run, all and only what was there when the entry was added.
 
-    Of an entry that kept some of it alone nothing is known of the rest, which is that of the pass.
+    Of names that were not looked at then nothing is known: they are those of the pass.
     """
     now = environment_for_others()
-    is_kept = is_carried if entry.keeps_all else FIRST_CARRIED.__contains__
-    return {key: value for key, value in now.items() if key == "PATH" or not is_kept(key)} | entry.environment
+    kept = {key: value for key, value in now.items() if key == "PATH" or not is_carried(key, entry.carried)}
+    return kept | entry.environment
 
 
 def command_of(entry: Entry, folder: Path, resume: bool) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,29 +18,39 @@ from results.report.files import replace_text
 from results.units import format_figure, format_number, format_p
 
 ORDER: Final = ("worse", "better", "different", "not certain", "not tested", "refused")
-FRAME_COLUMNS: Final = (
-    "verdict", "arm", "workload", "device", "metric", "phase", "unit", "method_a", "method_b", "meter_a", "meter_b",
-    "n_a", "n_b", "mean_a", "mean_b", "change", "low", "high", "change_is", "p", "p_adjusted", "test", "hedges_g",
-    "requests_longer", "unlike", "reason",
-)  # fmt: skip
+FRAME_COLUMNS: Final[Mapping[str, Callable[[Compared], object]]] = {
+    "verdict": lambda row: row.verdict,
+    "arm": lambda row: row.arm,
+    "workload": lambda row: row.workload,
+    "device": lambda row: row.device,
+    "metric": lambda row: row.first.metric,
+    "phase": lambda row: row.first.phase,
+    "unit": lambda row: row.first.unit,
+    "method_a": lambda row: row.first.method,
+    "method_b": lambda row: None if row.second is None else row.second.method,
+    "meter_a": lambda row: row.first.meter,
+    "meter_b": lambda row: None if row.second is None else row.second.meter,
+    "n_a": lambda row: row.first.n,
+    "n_b": lambda row: None if row.second is None else row.second.n,
+    "mean_a": lambda row: row.first.mean,
+    "mean_b": lambda row: None if row.second is None else row.second.mean,
+    "change": lambda row: row.change,
+    "low": lambda row: row.low,
+    "high": lambda row: row.high,
+    "change_is": lambda row: "difference" if row.is_score else "share",
+    "p": lambda row: row.p,
+    "p_adjusted": lambda row: row.adjusted,
+    "test": lambda row: row.test,
+    "hedges_g": lambda row: row.effect,
+    "requests_longer": lambda row: row.longer,
+    "unlike": lambda row: "; ".join(row.said) or None,
+    "reason": lambda row: row.reason or None,
+}
 
 
 def comparison_frame(found: Comparison) -> pd.DataFrame:
-    rows = []
-    for row in found.rows:
-        one, other = row.first, row.second
-        figures = (
-            row.verdict, row.arm, row.workload, row.device, one.metric, one.phase, one.unit,
-            one.method, None if other is None else other.method,
-            one.meter, None if other is None else other.meter,
-            one.n, None if other is None else other.n,
-            one.mean, None if other is None else other.mean,
-            row.change, row.low, row.high, "difference" if row.is_score else "share",
-            row.p, row.adjusted, row.test, row.effect, row.longer, "; ".join(row.said) or None, row.reason or None,
-        )  # fmt: skip
-        rows.append(dict(zip(FRAME_COLUMNS, figures, strict=True)))
     # Without a row too, as where every trial of A failed.
-    frame_ = pd.DataFrame(rows, columns=list(FRAME_COLUMNS))
+    frame_ = pd.DataFrame({name: [of(row) for row in found.rows] for name, of in FRAME_COLUMNS.items()})
     numbers = ("mean_a", "mean_b", "change", "low", "high", "p", "p_adjusted", "hedges_g", "requests_longer")
     return frame_.astype(dict.fromkeys(numbers, "float64") | {"n_a": "Int64", "n_b": "Int64"})
 

@@ -1,17 +1,23 @@
-"""Files that are there whole or not at all; pipes and devices, which are written straight into."""
+"""Files that are there whole or not at all; pipes, devices and open files, which are written straight into."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
-DEVICE_FOLDERS = ("/dev", "/dev/fd", "/proc/self/fd")
-"""Links in these, such as /dev/stdout, lead to what a process has open. Other links are replaced, as files are: a
-folder of others does not choose where else is written."""
+STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+DESCRIPTORS = re.compile("(?:/dev/fd|/proc/self/fd)/([0-9]{1,9})")
+"""Names of what this process has open."""
+DEVICE_FOLDER = "/dev"
+"""Links in it are followed. Other links are replaced, as files are: a folder of others does not choose where else is
+written."""
 
 
 def replace_text(path: Path, text: str | Iterable[str]) -> None:
@@ -19,16 +25,17 @@ def replace_text(path: Path, text: str | Iterable[str]) -> None:
 
     text: whole, or in parts that follow each other. Only its owner may read the file (tables and reports hold prompts),
     unless its owner gave it another mode before. A pipe or a device, such as /dev/null, stays what it is, and gets the
-    text itself. Raises `OSError` that names the path.
+    text itself; what is open, such as /dev/stdout, gets it where it stands. Raises `OSError` that names the path.
     """
     made = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if _is_written_into(path):
-            with path.open("w", encoding="utf-8", newline="") as file:
-                file.writelines([text] if isinstance(text, str) else text)
-        else:
+        into = _written_into(path)
+        if into is None:
             _replace(path, text)
+        else:
+            with into:
+                into.writelines([text] if isinstance(text, str) else text)
     except OSError as error:
         if made:
             with contextlib.suppress(OSError):
@@ -52,11 +59,18 @@ def check_folder(folder: Path) -> None:
                 one.rmdir()
 
 
-def _is_written_into(path: Path) -> bool:
-    """A folder is too, which is an error that says so."""
-    if path.is_symlink():
-        return os.path.dirname(path.absolute()) in DEVICE_FOLDERS
-    return path.exists() and not path.is_file()
+def _written_into(path: Path) -> TextIO | None:
+    """Opened; None of what is replaced. A folder is opened too, which is an error that says so."""
+    name = str(path.absolute())
+    found = DESCRIPTORS.fullmatch(name)
+    number = int(found[1]) if found else STREAMS.get(name)
+    if number is not None:
+        # To open its name would open a file anew, from its start. What was printed before comes before.
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        return os.fdopen(os.dup(number), "w", encoding="utf-8", newline="")
+    is_followed = os.path.dirname(name) == DEVICE_FOLDER if path.is_symlink() else path.exists() and not path.is_file()
+    return path.open("a", encoding="utf-8", newline="") if is_followed else None
 
 
 def _replace(path: Path, text: str | Iterable[str]) -> None:
