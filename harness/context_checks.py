@@ -36,13 +36,6 @@ def context_warnings(
 def _asks_more(part: Part[WorkloadSpec], max_length: int, facts: CheckpointFacts, run_parts: RunParts) -> bool:
     """Raises `WorkloadError`."""
     workload, most = run_parts.workload_named(part.label, part.spec), facts.config.max_length
-    if not isinstance(workload, TellsEarly):
-        return any(n_tokens(request) > max_length for request in workload.requests(facts.tokenizer, most))
-    if not workload.has_requests(facts.tokenizer, most):
-        return False
-    try:
-        return not workload.has_requests(facts.tokenizer, max_length)
-    except WorkloadError:
-        return True
-    finally:
-        workload.has_requests(facts.tokenizer, most)  # its notes are of the model that runs
+    if isinstance(workload, TellsEarly):
+        return max_length < workload.most_tokens <= most
+    return any(n_tokens(request) > max_length for request in workload.requests(facts.tokenizer, most))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -30,18 +30,30 @@ if TYPE_CHECKING:
     from harness.conclusions import Effect
     from harness.cross.table import Question, Row
 
-MOST_TOKENS = 131_072
+
+class Range(NamedTuple):
+    """What an option takes, in the words of its help and of its refusal."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least} to {self.most}"
+
+
+TOKENS = Range(1, 131_072)
 """More takes minutes for each technique."""
-MOST_JOBS = 256
+JOBS = Range(1, 256)
+RECALL = Range(0, 1)
 MOST_REASONS = 12
 CSV, EFFECTS_CSV = "cross.csv", "sensitivity.csv"
 
 
 def cross(
     model: Annotated[str, typer.Option(help="A named shape, or the path of a config.json.")] = "qwen3-30b-a3b",
-    prompt: Annotated[int, typer.Option(help=f"Tokens of the prompt, 1 to {MOST_TOKENS}.")] = 512,
-    decode: Annotated[int, typer.Option(help=f"Tokens decoded after the prompt, 1 to {MOST_TOKENS}.")] = 32,
-    chunk: Annotated[int, typer.Option(help=f"Tokens of a prefill step, 1 to {MOST_TOKENS}.")] = 256,
+    prompt: Annotated[int, typer.Option(help=f"Tokens of the prompt, {TOKENS}.")] = 512,
+    decode: Annotated[int, typer.Option(help=f"Tokens decoded after the prompt, {TOKENS}.")] = 32,
+    chunk: Annotated[int, typer.Option(help=f"Tokens of a prefill step, {TOKENS}.")] = 256,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +68,7 @@ def cross(
     technique: Annotated[list[str] | None, typer.Option(help="A technique. May be repeated; default: all.")] = None,
     recall: Annotated[
         float,
-        typer.Option(help="Recall of techniques that predict experts, 0 to 1; source 003 states about 0.9."),
+        typer.Option(help=f"Recall of techniques that predict experts, {RECALL}; source 003 states about 0.9."),
     ] = 0.9,
     routing: Annotated[
         str,
@@ -69,9 +81,7 @@ def cross(
     ] = False,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            help=f"Processes that price rows, 1 to {MOST_JOBS}; default: one a core, 4 at most, 1 for few rows."
-        ),
+        typer.Option(help=f"Processes that price rows, {JOBS}; default: one a core, 4 at most, 1 for few rows."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the CSV and the page.")] = None,
     as_json: AsJson = False,
@@ -196,15 +206,15 @@ def _asked(
 def _beyond(prompt: int, decode: int, chunk: int, recall: float, jobs: int | None) -> Iterator[str]:
     """Typer would tell the first alone."""
     given = (
-        ("prompt", prompt, 1, MOST_TOKENS),
-        ("decode", decode, 1, MOST_TOKENS),
-        ("chunk", chunk, 1, MOST_TOKENS),
-        ("recall", recall, 0, 1),
-        ("jobs", jobs, 1, MOST_JOBS),
+        ("prompt", prompt, TOKENS),
+        ("decode", decode, TOKENS),
+        ("chunk", chunk, TOKENS),
+        ("recall", recall, RECALL),
+        ("jobs", jobs, JOBS),
     )
-    for option, value, least, most in given:
-        if value is not None and not least <= value <= most:
-            yield f"--{option} {value}: must be {least} to {most}"
+    for option, value, allowed in given:
+        if value is not None and not allowed.least <= value <= allowed.most:
+            yield f"--{option} {value}: must be {allowed}"
 
 
 def _forms(weights: str) -> Quantisation:

@@ -28,8 +28,8 @@ from devices.state_watch import watched
 from harness.agreement import agreements
 from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
-from harness.session import running_meters
 from harness.untried import untried_checks
+from harness.windows import running_meters
 from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import energy_of_spans
 from results.energy import MIN_UPDATES

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from devices.base import Clock, Device, DeviceError, Tended, TransientDeviceError
 from devices.boundary import library_errors
 from devices.state_watch import changes, watched
-from harness.session import raw_traces, running_meters, window_marks
+from harness.windows import raw_traces, running_meters, window_marks
 from results.derivation import energy_of_spans
 from results.environments import Conditions
 from results.records import EnergyReading, PowerTrace

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
-from devices.base import (
-    CarriesMarks,
-    Clock,
-    Device,
-    DeviceError,
-    KeepsRaw,
-    Meter,
-    sees_all_cpus,
-)
+from devices.base import Clock, Device, DeviceError, Meter
 from devices.cpu_cycles import CpuCycles
 from devices.cpu_seconds import counted_as_ours
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
-from devices.state_watch import changes, state_marks, watched
+from devices.state_watch import changes, watched
 from engines.base import (
     AsksServer,
     Engine,
@@ -48,6 +39,7 @@ from engines.base import (
 from harness.agreement import disagreements
 from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
+from harness.windows import idle, is_contended, raw_traces, running_meters, window_marks
 from results.cells import CONTENDED, CORES_NOT_KEPT, WRONG_ANSWERS
 from results.copies import DecodeStep
 from results.cpu_time import CpuSeconds, foreign_share
@@ -73,8 +65,6 @@ BUSY_IDLE = (
     "idle before or after a window: other processes took more of the CPU than protocol.max_foreign_cpu_share; idle"
     " power has theirs in it, and net joules are too low"
 )
-CPU_TICK_S = 0.01
-"""Linux counts the CPU time of a machine in ticks (USER_HZ)."""
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +150,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             " put both on one device in the plan"
         )
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    before, raw_before, states_before, was_busy = _idle(arm, protocol)
+    before, raw_before, states_before, was_busy = idle(arm.device, arm.clock, protocol)
     warmup = at_once(arm.requests[: protocol.warmup])
     serve(arm.engine, arm.clock, warmup, arm.clock.now_s(), unheard, arm.max_batch)
     arm.engine.take_counters()
@@ -176,7 +166,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         window = _measure(arm)
     counters, heat, road = arm.engine.take_counters(), _heat(arm.engine), _road(arm.engine)
     placement = _placement(arm.engine)
-    after, raw_after, states_after, is_busy = _idle(arm, protocol)
+    after, raw_after, states_after, is_busy = idle(arm.device, arm.clock, protocol)
     lost = lost_cores(road) if road is not None else ()
     conditions = [*states_before, *states, *states_after]
     scores, not_scored = _scores(arm, window.completions)
@@ -346,81 +336,8 @@ def _cycles_between(before: CpuCycles, after: CpuCycles) -> CpuCycles:
     return CpuCycles(after.cycles - before.cycles, after.remark)
 
 
-@contextmanager
-def running_meters(meters: Sequence[Meter], interrupted: list[str] | None = None) -> Iterator[list[PowerTrace]]:
-    """Meters run inside; the list holds their traces afterwards. None is left running, whatever fails.
-
-    interrupted: where given, a window that broke or whose meter was lost is no error: what was received is kept, and
-    the reason is put there.
-    """
-    traces: list[PowerTrace] = []
-    # A meter that failed to start is stopped too: it may have acquired something before it failed.
-    to_stop: list[Meter] = []
-    try:
-        for meter in meters:
-            to_stop.append(meter)
-            meter.start()
-        yield traces
-        while to_stop:
-            try:
-                traces.extend(to_stop.pop(0).stop())
-            except DeviceError as error:
-                if interrupted is None:
-                    raise
-                interrupted.append(str(error))
-                traces.extend(error.traces)
-    finally:
-        for meter in to_stop:
-            # Another error is on its way up, and is the one to tell.
-            with suppress(DeviceError):
-                meter.stop()
-
-
-def raw_traces(meters: Sequence[Meter]) -> list[PowerTrace]:
-    """What meters read in the window that ended last, before it became power; of those that keep it."""
-    return [trace for meter in meters if isinstance(meter, KeepsRaw) for trace in meter.raw_traces()]
-
-
-class _Idle(NamedTuple):
-    """is_busy: whether others took too much of the CPU for its power to be that of this machine at rest."""
-
-    traces: list[PowerTrace]
-    raw: list[PowerTrace]
-    states: list[Conditions]
-    is_busy: bool = False
-
-
-def _idle(arm: PreparedCell, protocol: TrialProtocol) -> _Idle:
-    """The machine doing nothing for us. What disturbs it makes net energy wrong."""
-    if protocol.idle_s <= 0:
-        return _Idle([], [], [])
-    device = arm.device
-    cpu_before = device.cpu_seconds()
-    with watched(device) as states, running_meters(device.meters) as traces:
-        arm.clock.sleep_until_s(arm.clock.now_s() + protocol.idle_s)
-    cpu_after = device.cpu_seconds()
-    is_contended = _is_contended(cpu_before, cpu_after, protocol.max_foreign_cpu_share)
-    is_busy = is_contended and any(map(sees_all_cpus, device.meters))
-    return _Idle(traces, raw_traces(device.meters), states, is_busy)
-
-
 def _marks(
     conditions: Sequence[Conditions], meters: Sequence[Meter], window: _Window, max_foreign_cpu_share: float
 ) -> tuple[str, ...]:
-    is_contended = _is_contended(window.cpu_before, window.cpu_after, max_foreign_cpu_share)
-    return (*((CONTENDED,) if is_contended else ()), *window_marks(conditions, meters))
-
-
-def _is_contended(before: CpuSeconds | None, after: CpuSeconds | None, max_foreign_cpu_share: float) -> bool:
-    share = foreign_share(before, after)
-    if share is None or before is None or after is None:
-        return False
-    # The share lies between two counts, each of them up to a tick off: less than that above the limit says nothing.
-    return share > max_foreign_cpu_share + 2 * CPU_TICK_S / (after.available_s - before.available_s)
-
-
-def window_marks(conditions: Sequence[Conditions], meters: Sequence[Meter]) -> list[str]:
-    """What taints the readings of these meters, from the states around and in their last window."""
-    own = state_marks(conditions, any(m.method == "battery gauge" for m in meters))
-    carried = [mark for meter in meters if isinstance(meter, CarriesMarks) for mark in meter.marks()]
-    return list(dict.fromkeys([*own, *carried]))
+    contended = is_contended(window.cpu_before, window.cpu_after, max_foreign_cpu_share)
+    return (*((CONTENDED,) if contended else ()), *window_marks(conditions, meters))

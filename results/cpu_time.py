@@ -28,14 +28,21 @@ CPU_TIME: Final = "cpu, seconds of CPU time"
 
 
 class CpuSeconds(Record):
-    """CPU time of the CPUs that a process may use: busy, busy for us, and all there was (cores x time). machine: of all
-    CPUs, where a meter sees what we may not use, too."""
+    """CPU time of the CPUs that a process may use: busy, busy for us, and all there was (cores x time)."""
 
     busy_s: float
     ours_s: float
     available_s: float
     machine_busy_s: float | None = None
     machine_available_s: float | None = None
+    """Of all CPUs, where a meter sees what we may not use, too. Both are there, or neither."""
+
+    @property
+    def machine(self) -> tuple[float, float] | None:
+        """(busy, available) seconds of all CPUs."""
+        if self.machine_busy_s is None or self.machine_available_s is None:
+            return None
+        return self.machine_busy_s, self.machine_available_s
 
 
 def foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:
@@ -45,11 +52,10 @@ def foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float 
         return None
     ours_s = after.ours_s - before.ours_s
     shares = [(after.busy_s - before.busy_s - ours_s) / (after.available_s - before.available_s)]
-    edges = (before.machine_busy_s, after.machine_busy_s, before.machine_available_s, after.machine_available_s)
-    if None not in edges:
-        busy, busy_then, available, available_then = (edge or 0.0 for edge in edges)
-        if available_then > available:
-            shares.append((busy_then - busy - ours_s) / (available_then - available))
+    if before.machine is not None and after.machine is not None:
+        busy_s, available_s = (then_s - first_s for first_s, then_s in zip(before.machine, after.machine, strict=True))
+        if available_s > 0:
+            shares.append((busy_s - ours_s) / available_s)
     return min(1.0, max(0.0, *shares))
 
 

@@ -22,6 +22,7 @@ from harness.tuning.probing import SessionBrokenOffError, TrialProber
 from results.accuracy_energy import accuracy_energy
 from results.cells import CONTENDED
 from results.cpu_time import CpuSeconds
+from results.environments import Conditions
 from results.records import Score
 from results.report.html import html_text
 from results.report.standings import device_groups
@@ -43,21 +44,33 @@ class SharedDevice(FakeDevice):
 
     def __init__(self, bench: FakeBench, shares: Sequence[float]) -> None:
         super().__init__(bench.machine, bench.fake_device.meters)
+        self.n_read = 0
+        """How often the CPU time was asked for."""
         self._shares = shares
         self._n_windows = 0
         self._opened_s: float | None = None
         self._foreign_s = 0.0
 
-    def cpu_seconds(self) -> CpuSeconds | None:
-        now_s = self._machine.time_s
+    def conditions(self) -> Conditions:
+        """Read at both ends of a window, whether its CPU time is read or not."""
         if self._opened_s is None:
-            self._opened_s = now_s
+            self._opened_s = self._machine.time_s
         else:
-            share = self._shares[min(self._n_windows, len(self._shares) - 1)]
-            self._foreign_s += share * N_CORES * (now_s - self._opened_s)
+            self._foreign_s = self._foreign_by_now_s()
             self._n_windows += 1
             self._opened_s = None
-        return CpuSeconds(busy_s=now_s + self._foreign_s, ours_s=now_s, available_s=N_CORES * now_s)
+        return super().conditions()
+
+    def cpu_seconds(self) -> CpuSeconds | None:
+        self.n_read += 1
+        now_s = self._machine.time_s
+        return CpuSeconds(busy_s=now_s + self._foreign_by_now_s(), ours_s=now_s, available_s=N_CORES * now_s)
+
+    def _foreign_by_now_s(self) -> float:
+        if self._opened_s is None:
+            return self._foreign_s
+        share = self._shares[min(self._n_windows, len(self._shares) - 1)]
+        return self._foreign_s + share * N_CORES * (self._machine.time_s - self._opened_s)
 
 
 def shared(*shares: float) -> FakeBench:
@@ -122,14 +135,19 @@ def test_a_neighbour_in_the_idle_time_is_told_where_a_meter_feels_it(tmp_path: P
         ("window", (0.0, 0.1, 0.0), "counter", "cpu"), ("model", (0.5, 0.0, 0.5), "modelled", "cpu"),
         ("gpu", (0.5, 0.0, 0.5), "counter", "gpu"),
     ):  # fmt: skip
-        bench = shared(*shares)
-        for meter in bench.fake_device.meters:
+        bench = FakeBench()
+        bench.fake_device = device = SharedDevice(bench, shares)
+        for meter in device.meters:
             meter.method = method
             meter.channels = (Channel("machine", "counter", computes=computes),)
         data, (trial,), _ = run(bench, tmp_path / name, idle_s=1.0)
         assert trial.marks == ()
-        found[name] = any(words in note for note in trial.notes) and words in html_text(data)
-    assert found == {"before": True, "after": True, "window": False, "model": False, "gpu": False}
+        is_told = any(words in note for note in trial.notes) and words in html_text(data)
+        found[name] = (is_told, device.n_read)
+    # CPU time is read at both ends: of each of the three, or of the window alone.
+    assert found == {
+        "before": (True, 6), "after": (True, 6), "window": (False, 6), "model": (False, 2), "gpu": (False, 2),
+    }  # fmt: skip
 
 
 def test_a_run_of_which_nothing_can_be_used_says_so_early_and_once(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.place.ranks import EplbParameters
 from engines.techniques.presets import preset_parameters
+from harness.plan import PlanError
 from tests.ndp_units import generation
 from tests.plans import M2_ULTRA
 from tests.test_preflight import checked, problems
@@ -191,17 +192,27 @@ def test_a_unit_that_holds_no_such_model_is_told_when_the_plan_is_checked(name: 
 def test_requests_beyond_the_context_of_the_priced_shape_are_told() -> None:
     """The bundled model holds 8192 tokens, phi-tiny-moe 4096 (`tests.fakes.published`), phi-3.5-moe 131,072."""
 
+    def told_of(workload: dict[str, object], shape: str = "phi-tiny-moe") -> tuple[str, ...]:
+        arm = {"name": "arm", "technique": {"name": "coreml-cpu"}}
+        return checked(engine=[arm], device=[M2_ULTRA | {"priced_as": shape}], workload=[workload]).warnings
+
     def told(shape: str, n_prompt: int, **more: object) -> tuple[str, ...]:
         lengths = {"name": "fixed_lengths", "prompt_tokens": n_prompt, "new_tokens": 6, "limit": 1} | more
-        arm = {"name": "arm", "technique": {"name": "coreml-cpu"}}
-        return checked(engine=[arm], device=[M2_ULTRA | {"priced_as": shape}], workload=[lengths]).warnings
+        return told_of(lengths, shape)
 
     assert told("phi-tiny-moe", 4090) == told("phi-3.5-moe", 4091) == ()
     warning = (
-        "device model:m2-ultra: workload fixed_lengths asks more than the 4,096 tokens that phi-tiny-moe holds by its"
+        "device model:m2-ultra: workload {} asks more than the 4,096 tokens that phi-tiny-moe holds by its"
         " config.json; such a model would refuse what is priced here"
     )
-    assert told("phi-tiny-moe", 4091) == told("phi-tiny-moe", 4091, too_long="skip") == (warning,)
+    of_lengths = (warning.format("fixed_lengths"),)
+    assert told("phi-tiny-moe", 4091) == told("phi-tiny-moe", 4091, too_long="skip") == of_lengths
+    # What the model that runs does not hold itself is told of that model alone.
+    with pytest.raises(PlanError, match="longer than 8192 tokens"):
+        told("phi-tiny-moe", 9000, too_long="skip")
+    # The last token of a text is asked about and never read.
+    assert told_of({"name": "fidelity", "length": 4097, "limit": 1}) == ()
+    assert told_of({"name": "fidelity", "length": 4098, "limit": 1}) == (warning.format("fidelity"),)
 
 
 def test_a_tier_larger_than_a_chunk_is_told() -> None:

@@ -78,6 +78,11 @@ class Workload(Protocol):
 class TellsEarly(Protocol):
     """A workload whose samples are all of one size: one of them shows what all would, before they are built."""
 
+    @property
+    def most_tokens(self) -> int:
+        """That the model must hold for one of its requests (`n_tokens`); known without a tokenizer."""
+        ...
+
     def has_requests(self, tokenizer: Tokenizer, max_length: int) -> bool:
         """Whether `requests` would give any; the notes say why not. Raises `WorkloadError` where it would."""
         ...

@@ -74,8 +74,13 @@ class Fidelity:
         self.notes: tuple[str, ...] = ()
         self._built: dict[str, tuple[Request, ...]] = {}
 
-    def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
+    @property
+    def most_tokens(self) -> int:
         # The last token is asked about and never read.
+        return self._parameters.length - 1
+
+    def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
+        # As above: a sample may have one token more than the model holds.
         self.notes = told_length(self._parameters.length, max_length + 1, self._parameters.too_long, self.name)
         if self.notes:
             return ()

@@ -58,6 +58,10 @@ class FixedLengths(GenerationWorkload):
         length = min(p.prompt_tokens, max_length)
         return [exact_prompt(tokenizer, length, f"fixed_lengths/calibration/seed{p.seed}/{i}") for i in range(n)]
 
+    @property
+    def most_tokens(self) -> int:
+        return self._parameters.prompt_tokens + self._parameters.new_tokens
+
     def has_requests(self, tokenizer: Tokenizer, max_length: int) -> bool:
         self.notes = self._told_too_long(max_length)
         return not self.notes
@@ -68,10 +72,11 @@ class FixedLengths(GenerationWorkload):
 
     def _told_too_long(self, max_length: int) -> tuple[str, ...]:
         p = self._parameters
-        n_tokens = p.prompt_tokens + p.new_tokens
-        if n_tokens <= max_length:
+        if self.most_tokens <= max_length:
             return ()
-        return told_too_long(dict.fromkeys(self._names(), n_tokens), max_length, p.too_long, self.name, "requests")
+        return told_too_long(
+            dict.fromkeys(self._names(), self.most_tokens), max_length, p.too_long, self.name, "requests"
+        )
 
     def _build(self, tokenizer: Tokenizer, max_length: int) -> Built:
         p = self._parameters

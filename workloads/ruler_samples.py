@@ -105,6 +105,10 @@ class RulerTask(ABC):
         requests, self.notes = self._built[tokenizer.name]
         return requests
 
+    @property
+    def most_tokens(self) -> int:
+        return self.length
+
     def has_requests(self, tokenizer: Tokenizer, max_length: int) -> bool:
         self.notes = told_length(self.length, max_length, self._parameters.too_long, self.name)
         if self.notes:
