@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from devices.base import MeterUnavailableError
@@ -101,6 +102,21 @@ def test_charger_plugged_in_during_a_window_leaves_no_energy_and_a_note(
     assert reading.energy_j is None
     assert "gap of 0." in (reading.reason or "")
     assert (traces[0].note or "").startswith("a charger carried the load in ")
+
+
+def test_a_charger_that_was_there_for_one_reading_leaves_no_energy(supplies: Sysfs) -> None:
+    # A loose plug: half a minute at 25 readings a second, a renewal each second, on line for 40 ms every 2 s.
+    supplies.add("BAT0", BATTERY)
+    meter = opened(supplies)
+    times_s = np.arange(0.0, 30.0, 0.04)
+    watts = 12.5 + 0.001 * (np.floor(times_s) % 7)
+    [whole] = meter.traces(times_s, watts[:, np.newaxis])
+    assert total([whole], 2.0, 28.0).energy_j == pytest.approx(12.5 * 26, rel=1e-3)
+    watts[25::50] = np.nan
+    [broken] = meter.traces(times_s, watts[:, np.newaxis])
+    reading = total([broken], 2.0, 28.0)
+    assert reading.energy_j is None
+    assert "gap of 0.08 s in the readings" in (reading.reason or "")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """The battery gauge of a laptop (Linux): power_now, or current_now x voltage_now, while it discharges.
 
 It sees the whole machine: screen, disk, radio and all. On line power it sees nothing of the load, so the meter refuses;
-a charger that is plugged in during a window leaves a gap in the readings, and the window has no energy. The ACPI driver
-asks the battery at most once a second (`cache_time`), and many batteries renew their value more slowly: the update
-period is the one that was observed in the window.
+a charger that is plugged in during a window, however shortly, leaves a gap in the readings, and the window has no
+energy. The ACPI driver asks the battery at most once a second (`cache_time`), and many batteries renew their value more
+slowly: the update period is the one that was observed in the window.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
-from devices.gauges import observed_update_period_s, renewed_readings, stuck_stretches_s
+from devices.gauges import left_out_stretches_s, observed_update_period_s, renewed_readings, stuck_stretches_s
 from devices.meters.polled import Array, PolledMeter
 from devices.sampler import find_gaps
 from devices.sysfs import read_number, read_word
@@ -28,6 +28,7 @@ UPDATE_PERIOD_S = 1.0
 RELATIVE_ACCURACY = 0.02 / math.sqrt(3)
 """Makers do not state it; fuel-gauge chips are within 1 % to 2 %."""
 W_PER_UW = 1e-6
+Gaps = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,16 @@ class LaptopBatteryMeter(PolledMeter):
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
         """Held values with the update period that was observed; readings on line power are left out, as a gap."""
         usable = np.asarray(np.isfinite(values).all(axis=1))
+        # The value before does not stand for it: the gauge may show what it was under load only seconds later.
+        on_line_s = left_out_stretches_s(times_s, usable, 0.0)
         left_out = f"a charger carried the load in {int((~usable).sum())} of {len(usable)} readings"
         note = None if usable.all() else left_out
         return [
-            self._trace(replace(channel, note=note), times_s[usable], values[usable, i])
+            self._trace(replace(channel, note=note), times_s[usable], values[usable, i], on_line_s)
             for i, channel in enumerate(self.channels)
         ]
 
-    def _trace(self, channel: Channel, times_s: Array, watts: Array) -> PowerTrace:
+    def _trace(self, channel: Channel, times_s: Array, watts: Array, on_line_s: Gaps) -> PowerTrace:
         period_s = max(observed_update_period_s(times_s, watts), UPDATE_PERIOD_S)
         steps = np.abs(np.diff(watts))
         seen = replace(
@@ -124,7 +127,7 @@ class LaptopBatteryMeter(PolledMeter):
         )
         kept = renewed_readings(times_s, watts, period_s)
         # The readings that say nothing new are left out below: gaps are those of all readings.
-        gaps_s = find_gaps(times_s, self._interval_s) + stuck_stretches_s(times_s, watts, period_s)
+        gaps_s = find_gaps(times_s, self._interval_s) + stuck_stretches_s(times_s, watts, period_s) + on_line_s
         return seen.trace(self.name, self.method, times_s[kept], watts[kept], self._interval_s, gaps_s)
 
 
