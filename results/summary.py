@@ -123,7 +123,12 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
     wide |= _wide_accuracy(rows)
     left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
-    missing = [r["reason"] for r in rows if pd.isna(r["mean"]) and r["metric"] in _SAID_IN_SUMMARY]
+    # Of a figure that some trials lack, too: `n` counts them.
+    missing = [
+        r["reason"]
+        for r in rows
+        if r["metric"] in _SAID_IN_SUMMARY and (pd.isna(r["mean"]) or r["n"] < len(usable(trials)))
+    ]
     reasons = distinct(own_reason(reason, left_out) for reason in missing)
     if energy_row["method"] == "relative gauge":
         reasons.append(NO_JOULES)

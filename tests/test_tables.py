@@ -151,6 +151,20 @@ def test_energy_that_some_trials_lack_is_averaged_over_the_others_and_said() -> 
     assert energy["reason"] == "1 of 3 trials without a counter figure: gap of 1.2 s"
 
 
+def test_the_summary_and_the_page_say_that_joules_are_of_fewer_trials() -> None:
+    """The meter died in the last of three windows: each arm's row says 3 trials, and its joules are of two."""
+    data = one_cell(
+        trial(repeat=0, energy=(reading("all", 6.0),)),
+        trial(repeat=1, energy=(reading("all", 8.0),)),
+        trial(repeat=2, energy=(reading("all", None, reason="gap of 1.2 s"),)),
+    )
+    why = "1 of 3 trials without a counter figure: gap of 1.2 s"
+    [wide] = summary(data).to_dict("records")
+    assert (wide["n"], wide["all_j_per_token"]) == (3, pytest.approx(7.0 / 6))
+    assert why in wide["reason"]
+    assert why in html_text(data)
+
+
 def test_reasons_that_differ_only_in_numbers_are_said_once() -> None:
     lost = [
         trial(repeat=i, energy=(reading("all", None, reason=f"window of {ms} ms"),)) for i, ms in enumerate((7.5, 80))

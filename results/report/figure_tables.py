@@ -292,11 +292,12 @@ def _arm_row(
         return ArmRow(arm, (), (), counted, left_out_reason(trials, with_errors=True) or "no trial was run")
     left_out = left_out_reason(trials, with_errors=False) or ""
     rows = [r | {"reason": own_reason(r["reason"], left_out)} for r in rows]
-    entries = tuple(_entry(table, column, units, rows) for column in subject.columns)
+    entries = tuple(_entry(table, column, units, rows, len(good)) for column in subject.columns)
     return ArmRow(arm, entries, _methods(rows, subject, trials), counted)
 
 
-def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequence[Row]) -> Entry:
+def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequence[Row], n_trials: int) -> Entry:
+    """n_trials: that are ok. A figure that some of them lack says so."""
     same = [r for r in rows if r["metric"] == column.metric and (r["phase"] or None) == column.phase]
     if not same:
         return Entry("missing", note=table.note(f"{column.group}, {column.title}: nothing was recorded"))
@@ -312,7 +313,9 @@ def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequenc
     scale, _ = units.of(column.metric, column.phase, column.unit)
     unit = f" {row['unit']}" if row["unit"] != column.unit else ""
     also = [f"{r['meter'] or r['method']}: {format_number(r['mean'])} {r['unit']}" for r in others if r["n"]]
-    note = table.note(f"also read by another meter or method: {'; '.join(also)}") if also else None
+    said = [row["reason"]] if row["n"] < n_trials and row["reason"] else []
+    said += [f"also read by another meter or method: {'; '.join(also)}"] if also else []
+    note = table.note("; ".join(said)) if said else None
     if column.unit == "%" or column.statistic != "mean":
         return Entry(format_number(value / scale) + unit, note=note)
     is_whole = column.metric in COUNTED and column.unit != "B/s" and float(value).is_integer()
