@@ -119,6 +119,34 @@ def test_a_charger_that_was_there_for_one_reading_leaves_no_energy(supplies: Sys
     assert "gap of 0.08 s in the readings" in (reading.reason or "")
 
 
+def test_a_driver_that_changes_its_unit_gives_no_joules(supplies: Sysfs) -> None:
+    # From microwatt to nanowatt in mid-window: 12.5 kW would be 222 kJ in 34 s, where 425 J flowed.
+    supplies.add("BAT0", BATTERY)
+    meter = opened(supplies)
+    times_s = np.arange(0.0, 40.0, 0.04)
+    watts = 12.5 + 0.001 * (np.floor(times_s) % 7)
+    [trace] = meter.traces(times_s, np.where(times_s < 20, watts, 1e3 * watts)[:, np.newaxis])
+    reading = total([trace], 3.0, 37.0)
+    assert reading.energy_j is None
+    assert "no more than 500 W can flow there" in (reading.reason or "")
+
+
+def test_two_batteries_that_fall_silent_together_give_no_joules(supplies: Sysfs) -> None:
+    # 12.5 W for 34 s are 425 J; 4 s of 0 W would leave 50 J out.
+    supplies.add("BAT0", BATTERY)
+    supplies.add("BAT1", {"type": "Battery", "status": "Not charging", "power_now": 0})
+    meter = opened(supplies)
+    times_s = np.arange(0.0, 40.0, 0.04)
+    watts = np.stack([12.5 + 0.001 * (np.floor(times_s) % 7), np.zeros(len(times_s))], axis=1)
+    assert total(list(meter.traces(times_s, watts)), 3.0, 37.0).energy_j == pytest.approx(425, rel=1e-3)
+    watts[500:600] = 0.0
+    traces = list(meter.traces(times_s, watts))
+    reading = total(traces, 3.0, 37.0)
+    assert reading.energy_j is None
+    assert "gap of 4.04 s in the readings" in (reading.reason or "")
+    assert traces[0].note == "all batteries showed 0 W in 100 of 1000 readings"
+
+
 @pytest.mark.parametrize(
     ("supply", "files", "message"),
     [

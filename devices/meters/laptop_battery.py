@@ -27,6 +27,8 @@ UPDATE_PERIOD_S = 1.0
 """The least that Linux' ACPI driver allows."""
 RELATIVE_ACCURACY = 0.02 / math.sqrt(3)
 """Makers do not state it; fuel-gauge chips are within 1 % to 2 %."""
+MAX_POWER_W = 500.0
+"""More than any laptop draws from its battery (its largest chargers give 330 W): an error of its driver."""
 W_PER_UW = 1e-6
 Gaps = tuple[tuple[float, float], ...]
 
@@ -83,6 +85,7 @@ class LaptopBatteryMeter(PolledMeter):
                 "held",
                 UPDATE_PERIOD_S,
                 relative_accuracy=RELATIVE_ACCURACY,
+                max_power_w=MAX_POWER_W,
                 # Of several one rests while another gives.
                 can_rest=len(self._batteries) > 1,
             )
@@ -106,18 +109,27 @@ class LaptopBatteryMeter(PolledMeter):
         return [battery.power_w() for battery in self._batteries]
 
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
-        """Held values with the update period that was observed; readings on line power are left out, as a gap."""
+        """Held values with the update period that was observed; readings on line power are left out, as a gap.
+
+        So are those in which several batteries all show nothing.
+        """
         usable = np.asarray(np.isfinite(values).all(axis=1))
-        # The value before does not stand for it: the gauge may show what it was under load only seconds later.
-        on_line_s = left_out_stretches_s(times_s, usable, 0.0)
         left_out = f"a charger carried the load in {int((~usable).sum())} of {len(usable)} readings"
         note = None if usable.all() else left_out
+        # Of several one may rest; a machine that runs draws from one of them.
+        is_silent = usable & (values == 0).all(axis=1) & (len(self.channels) > 1)
+        if is_silent.any():
+            told = f"all batteries showed 0 W in {int(is_silent.sum())} of {len(usable)} readings"
+            note = "; ".join(filter(None, (note, told)))
+            usable &= ~is_silent
+        # The value before does not stand for it: the gauge may show what it was under load only seconds later.
+        left_out_s = left_out_stretches_s(times_s, usable, 0.0)
         return [
-            self._trace(replace(channel, note=note), times_s[usable], values[usable, i], on_line_s)
+            self._trace(replace(channel, note=note), times_s[usable], values[usable, i], left_out_s)
             for i, channel in enumerate(self.channels)
         ]
 
-    def _trace(self, channel: Channel, times_s: Array, watts: Array, on_line_s: Gaps) -> PowerTrace:
+    def _trace(self, channel: Channel, times_s: Array, watts: Array, left_out_s: Gaps) -> PowerTrace:
         period_s = max(observed_update_period_s(times_s, watts), UPDATE_PERIOD_S)
         steps = np.abs(np.diff(watts))
         seen = replace(
@@ -127,7 +139,7 @@ class LaptopBatteryMeter(PolledMeter):
         )
         kept = renewed_readings(times_s, watts, period_s)
         # The readings that say nothing new are left out below: gaps are those of all readings.
-        gaps_s = find_gaps(times_s, self._interval_s) + stuck_stretches_s(times_s, watts, period_s) + on_line_s
+        gaps_s = find_gaps(times_s, self._interval_s) + stuck_stretches_s(times_s, watts, period_s) + left_out_s
         return seen.trace(self.name, self.method, times_s[kept], watts[kept], self._interval_s, gaps_s)
 
 
