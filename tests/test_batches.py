@@ -196,6 +196,16 @@ def test_two_sequences_may_not_share_a_cache(checkpoint: Checkpoint) -> None:
         model.forward_batch([torch.tensor([9]), torch.tensor([8])], [cache, cache], dropless(), "prefill")
 
 
+def test_a_token_for_two_sequences_is_refused_and_changes_neither(checkpoint: Checkpoint) -> None:
+    model, caches = Transformer(checkpoint), [KeyValueCache(checkpoint.config) for _ in range(2)]
+    for cache in caches:
+        cache.start(8)
+        model.forward(torch.tensor([5, 6]), cache, dropless(), "prefill")
+    with pytest.raises(ValueError, match="longer"):
+        model.forward_batch([torch.tensor([1])], caches, dropless(), "decode")
+    assert [cache.length for cache in caches] == [2, 2]
+
+
 # --- stamps ----------------------------------------------------------------------------------------------------------
 
 

@@ -117,6 +117,8 @@ def test_without_kernels_the_reason_is_why_there_are_none(monkeypatch: pytest.Mo
             "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks",
         ),
         ("-march=x86-64-v3", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16"),
+        ("-march=native -mno-avx512bf16", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16"),
+        ("-O2", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16"),
     ],
 )
 def test_kernels_without_bf16_blame_the_variable_only_where_it_holds_them(

@@ -54,7 +54,7 @@ inline wN pair_columns(fN first, fN second) {
 
 #else
 
-constexpr bool kMultipliesPairs = false;  // and nobody asks for it: engines.kernels.native
+constexpr bool kMultipliesPairs = false;  // and nobody asks for it: engines.kernels.tables
 
 inline fN add_pair_products(fN start, wN, wN) { return start; }
 

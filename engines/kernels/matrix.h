@@ -6,10 +6,10 @@
 
 #include "vectors.h"
 
-// The order of this enumeration is that of engines.kernels.native.
+// The order of this enumeration is that of engines.kernels.tables.
 enum Format : int32_t { kFp32, kBf16, kFp16, kInt8, kFp8, kInt4, kMxfp4 };
 
-// What inputs are rounded to before they are multiplied; the order is that of engines.kernels.native too. Rounding to
+// What inputs are rounded to before they are multiplied; the order is that of engines.kernels.tables too. Rounding to
 // int8 (rounded.h) is for matrices of int8 and int4, to bf16 (bf16.h) for those of bf16.
 enum Arithmetic : int32_t { kByFp32, kByInt8, kByBf16 };
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.kernels.compile import FLAGS_VARIABLE, NATIVE, lacks_bf16
+from engines.kernels.compile import FLAGS_VARIABLE, NATIVE, flags, lacks_bf16
 from engines.kernels.library import library, loaded
 from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix
 
@@ -135,7 +134,7 @@ def why_not_bf16() -> str | None:
     lacks = lacks_bf16()
     if lacks or kernels.joulebench_multiplies_bf16():
         return lacks
-    if NATIVE in os.environ.get(FLAGS_VARIABLE, NATIVE):
+    if [flag for flag in flags() if flag.startswith("-m")] == [NATIVE]:
         return "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks"
     return f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16"
 

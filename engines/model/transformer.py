@@ -145,7 +145,7 @@ class Transformer:
         if self._device is not None:
             tokens_T = tokens_T.to(self._device)
         hidden_TH = widened_rows(self._weights.embedding_LH, tokens_T, self._dtype, self.config.embedding_scale)
-        is_one_token = phase == "decode" and len(tokens_T) == 1 and self._device is None
+        is_one_token = phase == "decode" and len(caches) == len(tokens_T) == 1 and self._device is None
         said = self._said(technique, shown) if is_one_token and observer is None else None
         if said is not None and self._decoder is not None:
             return self._in_one_call(self._decoder, hidden_TH, caches[0], said, shown)

@@ -44,7 +44,7 @@ N_RANKS = 2
 TECHNIQUE = "expert-parallel"
 PHASES = ("prefill", "decode")
 FITTED = {"prefill": ("launches", "moved_bytes", "attention_bytes"), "decode": ("launches", "tokens")}
-"""Of `Priced.amounts`. The few kilobytes that a decoded token sends take a microsecond of the memory."""
+"""By phase, of `Priced.amounts`. The few kilobytes that a decoded token sends take a microsecond of the memory."""
 AMOUNTS = tuple(dict.fromkeys(name for names in FITTED.values() for name in names))
 ENDLESS = {"value": 1e18, "kind": "assumed", "origin": "nothing, before it is fitted"}
 
