@@ -13,6 +13,7 @@ import pytest
 
 from results.history.index import open_history
 from results.history.marks import mark
+from results.history.otherwise import otherwise_than_before
 from results.history.regress import Asked, Judged, regress
 from tests.command import joulebench
 from tests.histories import made_trial, write_history, write_run
@@ -159,6 +160,20 @@ def test_weights_that_were_replaced_under_their_name_are_not_judged_without_a_wo
     assert {arm: one.settings_changed for arm, one in judged(tmp_path).items()} == {"a": (told,), "b": (told,)}
     listed = joulebench("history", str(tmp_path)).stdout.splitlines()
     assert listed[-1] == f"run014: the run rests on other files, variables or protocol than run013: {words}"
+
+
+def test_a_variable_that_changed_is_told_once_of_arms_that_were_last_measured_in_different_runs(tmp_path: Path) -> None:
+    inputs = {0: {"OMP_NUM_THREADS": "1", "MKL_DYNAMIC": "0"}, 1: {"OMP_NUM_THREADS": "1", "MKL_DYNAMIC": "1"}}
+    last = {"OMP_NUM_THREADS": "2", "MKL_DYNAMIC": "2"}
+    write_history(tmp_path, 3, slower(0, 0), arms=("a", "b"), inputs=lambda day: inputs.get(day, last))
+    with open_history(tmp_path) as history:
+        first, second, third = history.runs
+    second = second.model_copy(update={"settings": tuple(own for own in second.settings if own.arm == "a")})
+    told = otherwise_than_before([first, second, third])[third.folder]
+    assert [one.sentence.split(" than ")[1] for one in told] == [
+        "run001: MKL_DYNAMIC 1 → 2, OMP_NUM_THREADS 1 → 2",
+        "run000: MKL_DYNAMIC 0 → 2",
+    ]
 
 
 def test_a_run_that_did_not_keep_what_it_rests_on_hides_no_change(tmp_path: Path) -> None:

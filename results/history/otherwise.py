@@ -29,13 +29,15 @@ class Changed(NamedTuple):
 def otherwise_than_before(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
     """By run. runs: the oldest first. Two plans may set arms of one name otherwise, so each is held against itself. Of
     several devices or models an arm is told once where it changed alike, and so are arms that changed alike. What a
-    run rests on is told of the run: that an arm uses a variable or the data of a workload nothing says."""
+    run rests on is told of the run, once: that an arm uses a variable or the data of a workload nothing says. Where
+    arms were last measured in different runs it is told against the latest of them."""
+    place = {run.folder: n for n, run in enumerate(runs)}
     last: dict[tuple[str, ...], tuple[str, Settings]] = {}
     last_rests: dict[tuple[str, ...], tuple[str, Mapping[str, str]]] = {}
     by_run: dict[str, list[Changed]] = {}
     for run in runs:
         found: dict[tuple[str, str], dict[str, None]] = {}
-        rests: dict[str, dict[str, None]] = {}
+        rests: dict[str, str] = {}
         for own in run.settings:
             key = run.plan, own.arm, own.model, own.device
             before, settings = last.get(key, (run.folder, own.settings))
@@ -45,11 +47,12 @@ def otherwise_than_before(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
             if not run.rests:
                 continue  # from before it was kept: the next is held against the last that has it
             before, rested = last_rests.get(key, (run.folder, run.rests))
-            if words := changed_rests(rested, run.rests, own.model, own.device):
-                rests.setdefault(before, {}).update(dict.fromkeys(words))
+            for word in changed_rests(rested, run.rests, own.model, own.device):
+                rests[word] = max(before, rests.get(word, before), key=place.__getitem__)
             last_rests[key] = run.folder, run.rests
         told = [Changed(tuple(arms), before, words) for (before, words), arms in found.items()]
-        told += [Changed((), before, ", ".join(words)) for before, words in rests.items()]
+        for before in dict.fromkeys(rests.values()):
+            told.append(Changed((), before, ", ".join(word for word, latest in rests.items() if latest == before)))
         if told:
             by_run[run.folder] = told
     return by_run
