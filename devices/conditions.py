@@ -77,7 +77,7 @@ def host_environment() -> Environment:
     return Environment(
         os=f"{platform.system()} {platform.release()}",
         machine=platform.machine(),
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         n_cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
         n_threads=psutil.cpu_count() or 1,
         memory_bytes=int(psutil.virtual_memory().total),
@@ -87,13 +87,21 @@ def host_environment() -> Environment:
     )
 
 
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What the processor is. A cloud calls all its processors by one name: family and model tell one from another."""
+    facts = _facts_of_the_first_core(cpuinfo)
+    named = facts.get("model name") or platform.processor() or platform.machine()
+    for keys in ({"family": "cpu family", "model": "model"}, {"implementer": "CPU implementer", "part": "CPU part"}):
+        if all(key in facts for key in keys.values()):  # x86, then ARM
+            return f"{named} ({', '.join(f'{name} {facts[key]}' for name, key in keys.items())})"
+    return named
+
+
+def _facts_of_the_first_core(cpuinfo: Path) -> dict[str, str]:
+    if not cpuinfo.is_file():
+        return {}
+    first = cpuinfo.read_text(errors="replace").split("\n\n")[0]
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 def _cpu_frequency_mhz() -> float | None:

@@ -27,6 +27,7 @@ from tests.benchmarks.measurement import (
     was_quiet,
     write_page,
 )
+from tests.benchmarks.processors import generation
 from tests.benchmarks.race_models import (
     MODELS,
     active_weights,
@@ -157,12 +158,30 @@ def test_a_row_says_that_its_kernels_were_held_to_less_than_the_processor_has(
 ) -> None:
     monkeypatch.setattr("tests.benchmarks.engine_speed.loaded", lambda: SimpleNamespace(instruction_set=built_for))
     monkeypatch.setattr("tests.benchmarks.engine_speed.has", lambda instruction_set: has_more)
+    monkeypatch.setattr("tests.benchmarks.engine_speed.generation", lambda: "Zen 9")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS", raising=False)
-    assert instructions_here() == label
+    assert instructions_here() == f"{label} (Zen 9)"
     lacking = ["ONEDNN_MAX_CPU_ISA=AVX2", "MKL_ENABLE_INSTRUCTIONS=AVX2"] if label == "AVX2 held" else []
     assert unheld() == lacking
+
+
+@pytest.mark.parametrize(
+    ("named", "called"),
+    [
+        ("AMD EPYC (family 25, model 1)", "Zen 3"),
+        ("AMD EPYC (family 25, model 17)", "Zen 4"),
+        ("AMD EPYC (family 25, model 97)", "Zen 4"),
+        ("AMD EPYC (family 26, model 2)", "Zen 5"),
+        ("AMD EPYC (family 26, model 128)", "family 26 model 128"),
+        ("Intel(R) Xeon(R) Processor (family 6, model 143)", "Sapphire Rapids"),
+        ("Intel(R) Xeon(R) Processor (family 6, model 1)", "family 6 model 1"),
+        ("aarch64 (implementer 0x41, part 0xd40)", "aarch64 (implementer 0x41, part 0xd40)"),
+    ],
+)
+def test_rows_name_the_generation_of_a_processor(named: str, called: str) -> None:
+    assert generation(named) == called
 
 
 def test_the_command_names_the_arguments_so_that_a_shell_takes_them() -> None:

@@ -13,7 +13,7 @@ import pytest
 from devices import cpu_seconds
 from devices.base import Channel, DeviceError, Meter, MeterUnavailableError
 from devices.clock import MonotonicClock
-from devices.conditions import cpu_throttle_events, host_conditions, host_environment
+from devices.conditions import cpu_model, cpu_throttle_events, host_conditions, host_environment
 from devices.cpu_cycles import CpuCycles
 from devices.host import AUTO_ORDER, Host
 from devices.meters.modelled import ModelledMeter, load_watts_sheet
@@ -180,6 +180,25 @@ def test_environment_names_the_machine_and_the_packages_that_change_figures() ->
     assert 1 <= environment.n_cores <= environment.n_threads
     assert environment.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert environment.cpu_model
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "named"),
+    [
+        (
+            "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\nmodel\t: 9\n",
+            "AMD EPYC (family 25, model 17)",
+        ),
+        ("processor\t: 0\nmodel name\t: A processor\n", "A processor"),
+        (
+            "processor: 0\nmodel name: Neo\nCPU implementer: 0x41\nCPU part: 0xd40\n",
+            "Neo (implementer 0x41, part 0xd40)",
+        ),
+    ],
+)
+def test_a_processor_is_told_from_others_of_its_name(tmp_path: Path, cpuinfo: str, named: str) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert cpu_model(tmp_path / "cpuinfo") == named
 
 
 class HotMeter(OpenedMeter):

@@ -38,6 +38,7 @@ from tests.benchmarks import llama_cpp
 from tests.benchmarks.limits import DensePrefill, Limits, gemm_ways
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, was_quiet, write_page
+from tests.benchmarks.processors import generation
 from tests.benchmarks.race_models import (
     MODELS,
     OWN_CACHE_BYTES,
@@ -259,20 +260,24 @@ def raced(
 
 
 def conditions(name: str, form: str, n_prompt: int, instructions: str) -> str:
-    """instructions: what our kernels were built for, and llama.cpp with them. Rows of each kind of processor stay."""
+    """instructions: what our kernels were built for, and llama.cpp with them. Rows of each processor stay."""
     return f"{name}, {form}, prompt {n_prompt}, {instructions}"
 
 
+def is_held() -> bool:
+    """Whether our kernels were built for less than the processor has."""
+    return loaded().instruction_set not in (None, "AVX-512") and has("AVX-512")
+
+
 def instructions_here() -> str:
-    built_for = loaded().instruction_set
-    if built_for is None:
-        return "torch alone"
-    return f"{built_for} {HELD}" if built_for != "AVX-512" and has("AVX-512") else built_for
+    """What our kernels were built for, and on which processor."""
+    built_for = loaded().instruction_set or "torch alone"
+    return f"{built_for}{f' {HELD}' if is_held() else ''} ({generation()})"
 
 
 def unheld() -> list[str]:
     """The settings that the rest of this process lacks where our kernels are held to less than the processor has."""
-    if not instructions_here().endswith(HELD):
+    if not is_held():
         return []
     return [f"{name}={value}" for name, value in HELD_BY.items() if os.environ.get(name) != value]
 
@@ -336,8 +341,9 @@ def remarks(found: Sequence[Measurement]) -> str:
         '8 bits, in rows "by bf16" with inputs rounded to bf16. llama.cpp: llama-bench -ub 1024, '
         "keys and values in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a q4_0 file in q8_0. It "
         "multiplies q8_0 and q4_0 with activations rounded to 8 bits. Each row names the instruction set that our "
-        "kernels were built for; llama.cpp was built on the same machine, so with its own. *AVX2 held*: a processor "
-        "with AVX-512 on which our kernels, torch's libraries and llama.cpp's build had AVX2 alone.\n\n"
+        "kernels were built for, and the processor; llama.cpp was built on the same machine, so with its own. *AVX2 "
+        "held*: a processor with AVX-512 on which our kernels, torch's libraries and llama.cpp's build had AVX2 "
+        "alone.\n\n"
         "The limit of prefill is the work of the matrices and of causal attention at the rate of the fastest large "
         "product of the same arithmetic, which the row names. Taken in each turn: torch's, oneDNN's, that of our own "
         "kernels and, where it multiplies so, llama.cpp's prefill of the dense model, attention and all. Rows of "
