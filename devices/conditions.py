@@ -14,6 +14,7 @@ import psutil
 
 from devices.base import DeviceError
 from devices.boundary import library_errors
+from devices.cpu_policy import CPUS, cpu_policy
 from devices.sysfs import read_word
 from results.environments import Conditions, Environment
 
@@ -21,7 +22,6 @@ T = TypeVar("T")
 
 PACKAGES = ("torch", "numpy", "lm_eval", "transformers", "tokenizers", "zeus", "pandas", "pyarrow", "nvidia-ml-py")
 """Those whose version can change a figure."""
-CPUS = Path("/sys/devices/system/cpu")
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 
 
@@ -33,6 +33,7 @@ def host_conditions(at_s: float, throttled: bool | None = None) -> Conditions:
             "cpu_frequency_mhz": _cpu_frequency_mhz(),
             "temperature_c": _cpu_temperature_c(),
             "throttled": throttled,
+            "cpu_policy": cpu_policy(),
         }
     )
 

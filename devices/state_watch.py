@@ -92,6 +92,7 @@ def _watched_part(state: Conditions) -> tuple[object, ...]:
         state.screen_brightness,
         state.airplane_mode,
         state.battery_percent,
+        state.cpu_policy,
     )
 
 
@@ -121,6 +122,9 @@ def state_marks(seen: Sequence[Conditions], reads_battery: bool) -> tuple[str, .
         marks.append("screen changed")
     if len({c.airplane_mode for c in seen} - {None}) > 1:
         marks.append("radio changed")
+    if len({c.cpu_policy for c in seen} - {None}) > 1:
+        # Idle power and load are of two machines then, and so are times.
+        marks.append("clock limits changed")
     if reads_battery and "charging" not in marks:
         marks += _level_marks(seen)
     return tuple(marks)

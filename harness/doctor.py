@@ -258,6 +258,15 @@ def _condition_checks(conditions: Sequence[Conditions], meters: Sequence[Meter])
             if any(throttled)
             else None,
         )
+    policies = dict.fromkeys(c.cpu_policy for c in conditions if c.cpu_policy is not None)
+    if policies:
+        has_changed = len(policies) > 1
+        yield Check(
+            name="clock limits",
+            ok=not has_changed,
+            found=" then ".join("; ".join(policy) for policy in policies),
+            remedy="end what sets them (a power daemon, a charger that comes and goes)" if has_changed else None,
+        )
     start_c = conditions[0].temperature_c
     if start_c is not None:
         hot = start_c >= HOT_C

@@ -20,6 +20,7 @@ from harness.examination import examine_device
 from harness.loads import matrix_products, no_load
 from harness.state import last_self_test
 from results.energy import energy_between
+from results.environments import Conditions
 from results.records import PowerTrace
 from results.report.self_test import check_line, meter_line
 from results.self_tests import Check, SelfTest
@@ -199,6 +200,19 @@ def test_what_slows_a_phone_or_draws_beside_the_engine_is_told() -> None:
     assert "airplane mode with Wi-Fi on" in check_line(check(found, "screen and radio"))
     # A host tells none of them.
     assert not {"frequency caps", "screen and radio"} & {c.name for c in examined(Device(machine)).checks}
+
+
+def test_the_rules_of_a_hosts_clocks_are_told_and_a_change_is_a_fault() -> None:
+    machine = Machine()
+    device = Device(machine, Meter(machine))
+    device.more_conditions = {"cpu_policy": ("governor powersave, 800 to 3600 MHz", "turbo on")}
+    limits = check(examined(device), "clock limits")
+    assert (limits.ok, limits.found) == (True, "governor powersave, 800 to 3600 MHz; turbo on")
+    policies = iter((("governor powersave",), ("governor performance",)))
+    device.conditions = lambda: Conditions(at_s=machine.time_s, cpu_policy=next(policies))  # type: ignore[method-assign]
+    limits = check(examined(device), "clock limits")
+    assert (limits.ok, limits.found) == (False, "governor powersave then governor performance")
+    assert "clock limits" not in {c.name for c in examined(Device(machine)).checks}
 
 
 def test_without_a_meter_each_says_why_it_is_none() -> None:
