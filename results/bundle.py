@@ -13,12 +13,16 @@ Checking needs this module alone: nothing of the run is parsed, so that another 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import lzma
 import os
 import sqlite3
+import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path, PurePosixPath
@@ -37,6 +41,11 @@ MOST_MANIFEST_BYTES = 1 << 28
 SAME_DATE = (1980, 1, 1, 0, 0, 0)
 """Of every file: the same run gives the same bytes."""
 CHUNK_BYTES = 1 << 20
+DAMAGED = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+    NotImplementedError, EOFError, RuntimeError, ValueError,
+)  # fmt: skip
+"""What reading a zip raises where bytes of it are others."""
 
 
 class BundleError(Exception):
@@ -66,7 +75,7 @@ class Verified(NamedTuple):
 
 def write_bundle(directory: Path, out: Path, joulebench: str) -> Verified:
     """Appears whole. Raises `StoreError` where the run is damaged: a bundle would vouch for it; `OSError`."""
-    with Store.view(directory) as store, tempfile.TemporaryDirectory(dir=out.parent) as folder:
+    with Store.view(directory) as store, tempfile.TemporaryDirectory(prefix=".", dir=out.parent) as folder:
         info, n_trials = store.info(), len(store.finished())
         store.trials()  # each row is what was written
         _check_traces(directory, store.trace_digests())
@@ -108,7 +117,10 @@ def verify(path: Path) -> Verified:
     try:
         with zipfile.ZipFile(path) as bundle:
             return _verified(bundle, path)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+    except (*DAMAGED, OSError) as error:
+        # A place in the file that cannot be: its directory names it.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         raise BundleError(f"{path} is no bundle, or its directory is damaged ({error})") from error
 
 
@@ -120,7 +132,7 @@ def _verified(bundle: zipfile.ZipFile, path: Path) -> Verified:
         raise BundleError(f"{path}: its {MANIFEST} has more than {MOST_MANIFEST_BYTES:,} bytes")
     try:
         text = bundle.read(MANIFEST)
-    except zipfile.BadZipFile as error:
+    except DAMAGED as error:
         raise BundleError(f"{path}: its {MANIFEST} is damaged ({error})") from error
     manifest = _manifest(text, path)
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
@@ -138,7 +150,7 @@ def _digests(bundle: zipfile.ZipFile, lost: list[str]) -> Iterator[tuple[str, Bu
         try:
             with bundle.open(one) as file:
                 yield one.filename, _digest_of(file)
-        except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, OSError):
+        except (*DAMAGED, OSError):
             lost.append(one.filename)
 
 
@@ -146,6 +158,10 @@ def _problems(
     manifest: Manifest, digests: Iterator[tuple[str, BundledFile]], lost: list[str] | None = None
 ) -> Iterator[str]:
     seen = set()
+    for name in manifest.files:
+        inside = PurePosixPath(name)
+        if inside.is_absolute() or ".." in inside.parts or "\\" in name:
+            yield f"{name}: leads out of the folder that it is unpacked into; unpack it nowhere"
     for name, found in digests:
         seen.add(name)
         kept = manifest.files.get(name)
@@ -186,7 +202,8 @@ def _own_files(directory: Path) -> Iterator[Path]:
     left_out = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal", "run.lock"}
     for path in sorted(directory.rglob("*")):
         inside = PurePosixPath(path.relative_to(directory).as_posix())
-        if path.is_file() and not path.is_symlink() and str(inside) not in left_out and not inside.name.startswith("."):
+        is_hidden = any(part.startswith(".") for part in inside.parts)
+        if path.is_file() and not path.is_symlink() and str(inside) not in left_out and not is_hidden:
             yield path
 
 

@@ -184,3 +184,56 @@ def test_what_is_no_bundle_is_told(bundle: Path, tmp_path: Path) -> None:
     assert joulebench("bundle", str(tmp_path), "--out", str(tmp_path / "o.zip")).code == 2
     taken = joulebench("bundle", str(tmp_path), "--out", str(other))
     assert (taken.code, "is left as it is" in taken.stderr) == (2, True)
+
+
+def test_a_bundle_made_inside_the_run_holds_what_one_beside_it_holds(
+    bundle: Path, finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """It held the copy of the database that was made for it, a second time."""
+    run = Path(shutil.copytree(finished_run.directory, tmp_path / "run"))
+    made = write_bundle(run, run / "run.zip", "0.1.0")
+    assert made.manifest.files.keys() == verify(bundle).manifest.files.keys()
+
+
+def test_a_zip_whose_own_records_are_others_is_told_as_damaged(bundle: Path, tmp_path: Path) -> None:
+    """APPNOTE 4.3.7, 4.3.12, 4.3.16: a stored file that is called compressed, a directory that lies nowhere, a name
+    that is no UTF-8. They ended with 1 as unforeseen, or with 2."""
+    whole, other = bundle.read_bytes(), tmp_path / "other.zip"
+    with zipfile.ZipFile(bundle) as opened:
+        one, start = opened.getinfo("run/run.sqlite"), opened.start_dir
+
+    def written(*changes: tuple[int, bytes]) -> Path:
+        changed_bytes = bytearray(whole)
+        for at, new in changes:
+            changed_bytes[at : at + len(new)] = new
+        other.write_bytes(changed_bytes)
+        return other
+
+    def record(name: str) -> int:
+        return whole.index(name.encode(), start) - 46
+
+    for method in (b"\x08\0", b"\x0c\0", b"\x0e\0"):  # deflate, bzip2, LZMA
+        found = verify(written((one.header_offset + 8, method), (record(one.filename) + 10, method)))
+        assert found.problems == ("run/run.sqlite: was changed, and cannot be read",)
+        manifest = written((8, method), (record(MANIFEST) + 10, method))
+        with pytest.raises(BundleError, match="damaged"):
+            verify(manifest)
+    with pytest.raises(BundleError, match="its directory is damaged"):
+        verify(written((len(whole) - 6, b"\0\0\0\xf0")))
+    with pytest.raises(BundleError, match="its directory is damaged"):
+        verify(written((record(one.filename) + 8, b"\0\x08"), (record(one.filename) + 46, b"\xff\xfe")))
+
+
+def test_a_name_that_leads_out_of_the_folder_is_told(bundle: Path, tmp_path: Path) -> None:
+    """Also where the manifest has it."""
+
+    def added(content: dict[str, bytes]) -> None:
+        said = json.loads(content[MANIFEST])
+        for name in ("../../out", "/etc/out", "run/..\\out"):
+            content[name] = b"x"
+            said["files"][name] = {"n_bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+        content[MANIFEST] = json.dumps(said).encode()
+
+    problems = verify(changed(bundle, tmp_path, added)).problems
+    assert len(problems) == 3
+    assert all("leads out of the folder" in problem for problem in problems)
