@@ -12,11 +12,12 @@ import torch
 from engines.road import build
 from tests.benchmarks.decode_roads import BUNDLED as BUNDLED_NAME
 from tests.benchmarks.decode_roads import arms_of, loader, rate, ratio_of_turns, readied, request
-from tests.benchmarks.engine_speed import FORMS, PROMPTS, conditions, instructions_here, not_taken, unheld
+from tests.benchmarks.engine_speed import instructions_here, unheld
 from tests.benchmarks.limits import DensePrefill, Limits, best, rate_of
 from tests.benchmarks.llama_cpp import Form, LlamaBench, stored_form
 from tests.benchmarks.loading import LoadFailedError, layers_of, load, resident_bytes, write_checkpoint
 from tests.benchmarks.measurement import (
+    FOLDER,
     Measurement,
     beside,
     beside_other_machines,
@@ -28,6 +29,7 @@ from tests.benchmarks.measurement import (
     write_page,
 )
 from tests.benchmarks.processors import generation
+from tests.benchmarks.race_forms import FORMS, PROMPTS, conditions
 from tests.benchmarks.race_models import (
     MODELS,
     active_weights,
@@ -36,6 +38,7 @@ from tests.benchmarks.race_models import (
     is_sparse,
     prefill_flop,
 )
+from tests.benchmarks.speed_summary import Peer, by_model, lowest_of_models, not_taken
 from tests.benchmarks.timing import Figure, Instant, Timed, Turns, between
 from tests.fakes.random_models import BUNDLED
 
@@ -225,9 +228,42 @@ def test_the_page_names_the_figures_that_it_lacks() -> None:
     everything = [row(conditions(name, form, n, "AVX2")) for name in MODELS for form in FORMS for n in PROMPTS]
     assert not_taken(everything) == "none"
     lacking = [m for m in everything if not m.conditions.startswith(f"{DENSE}, bf16,")]
-    assert not_taken(lacking[1:]) == f"{MOE}, f32, prompt 512, AVX2; {DENSE}, bf16, AVX2"
-    both = [*everything, row(conditions(MOE, "f32", PROMPTS[0], "AVX-512"))]
-    assert not_taken(both).startswith(f"{MOE}, f32, prompt {PROMPTS[1]}, {PROMPTS[2]}, AVX-512; {MOE}, bf16, AVX-512; ")
+    assert not_taken(lacking[1:]) == (
+        f"AVX2, prompt 512: f32 of {MOE}; bf16 of {DENSE}. AVX2, prompt 4096: bf16 of {DENSE}"
+    )
+    both = [*everything, *(row(conditions(name, "f32", PROMPTS[0], "AVX-512")) for name in MODELS)]
+    others = ", ".join(form for form in FORMS if form != "f32")
+    assert not_taken(both) == (
+        f"AVX-512, prompt 512: {others} of all models. AVX-512, prompt 4096: {', '.join(FORMS)} of all models"
+    )
+
+
+def raced(name: str, form: str, prefill: float | None, decode: float | None) -> list[Measurement]:
+    """Beside llama.cpp and, at half the ratio, beside the limits."""
+    at = row(conditions(name, form, 512, "AVX2"))
+    return [
+        at.model_copy(update={"metric": metric, "peer_name": peer, "ratio": None if ratio is None else share * ratio})
+        for metric, limit, ratio in (("prefill", "large GEMM", prefill), ("decode", "streaming read", decode))
+        for peer, share in (("llama.cpp f32", 1.0), (limit, 0.5))
+    ]
+
+
+def test_the_summary_tells_each_model_and_the_lowest_of_all() -> None:
+    found = [*raced(MOE, "f32", 2.0, 1.5), *raced(DENSE, "f32", 1.25, 1.75), *raced(DENSE, "int8", None, 1.0)]
+    assert by_model(found).splitlines()[-2:] == [
+        "| f32 | 2.00 / 1.50 | 1.00 / 0.75 | 1.25 / 1.75 | 0.62 / 0.88 |  |  |",
+        "| int8 |  |  | — / 1.00 | — / 0.50 |  |  |",
+    ]
+    lowest = dict(line.strip("| ").split(" | ") for line in lowest_of_models(found, 512, "llama.cpp").splitlines()[2:])
+    assert lowest == dict.fromkeys(FORMS, "—") | {"f32": "1.25 / 1.50", "int8": "— / 1.00"}
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "peers"), [(512, ("llama.cpp",)), (4096, ("llama.cpp",)), (512, ("large GEMM", "streaming read"))]
+)
+def test_the_page_on_the_engine_has_the_tables_of_the_race(n_prompt: int, peers: tuple[Peer, ...]) -> None:
+    text = (FOLDER.parent / "engine.md").read_text(encoding="utf-8")
+    assert lowest_of_models(read_json("engine-speed"), n_prompt, *peers) in text
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
-from tests.benchmarks.engine_speed import FORMS, conditions, folder_of, instructions_here, written
+from tests.benchmarks.engine_speed import folder_of, instructions_here, written
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.race_forms import FORMS, conditions
 from tests.benchmarks.race_models import VOCABULARY, add_models, is_sparse
 from tests.benchmarks.timing import Instant, Timed, Turns, between, instant, timed
 from tests.benchmarks.transformers_peer import EXPERT_KINDS, TransformersPeer

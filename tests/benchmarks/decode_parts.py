@@ -22,8 +22,9 @@ from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
-from tests.benchmarks.engine_speed import FORMS, N_NEW, folder_of, instructions_here, written
+from tests.benchmarks.engine_speed import N_NEW, folder_of, instructions_here, written
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
+from tests.benchmarks.race_forms import FORMS
 from tests.benchmarks.race_models import MODELS, VOCABULARY
 
 PAGE = "decode-parts"

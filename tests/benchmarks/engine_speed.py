@@ -20,7 +20,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from engines.kernels import tables
 from engines.kernels.compile import has
 from engines.kernels.library import loaded
 from engines.model.checkpoints import load_checkpoint
-from engines.model.quantised import AS_THE_MODEL, Arithmetic, Quantisation
+from engines.model.quantised import Arithmetic
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
@@ -39,6 +39,7 @@ from tests.benchmarks.limits import DensePrefill, Limits, gemm_ways
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, was_quiet, write_page
 from tests.benchmarks.processors import generation
+from tests.benchmarks.race_forms import BF16_FORM, FORMS, PHASES, PROMPTS, conditions, place
 from tests.benchmarks.race_models import (
     MODELS,
     OWN_CACHE_BYTES,
@@ -50,16 +51,17 @@ from tests.benchmarks.race_models import (
     prefill_flop,
     write_model,
 )
+from tests.benchmarks.speed_summary import by_model, not_taken
 from tests.benchmarks.timing import Figure, Instant, Timed, Turns, between, instant, timed
 from tests.benchmarks.transformers_peer import EXPERT_KINDS, TransformersPeer
 
 PAGE = "engine-speed"
 N_NEW = 64
-PROMPTS = (512, 1024, 4096)
 TRIAL_PROMPT = 512
 WARM_UP_PROMPT = 1024
-LIMIT_SHARE = {"prefill": 0.85, "decode": 0.8}
-"""Of the machine's limit, that this engine is to reach."""
+PREFILL_SHARE = 0.85
+DECODE_SHARE = {32: 0.85, 16: 0.75, 8: 0.6}
+"""By the bits of a weight. Of the machine's limits, that this engine is to reach."""
 HELD = "held"
 """Behind the instruction set of a row whose processor has more."""
 HELD_BY = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
@@ -73,47 +75,9 @@ LLAMA_ARITHMETIC: dict[llama_cpp.Form, Arithmetic] = {
 }
 """What llama.cpp multiplies a file's weights in. f16: its inputs are rounded to 16 bits, and multiplied in fp32."""
 
-
-@dataclass(frozen=True)
-class Form:
-    """How weights are held. weight_bits: of one weight in a layer, with its share of the scales.
-
-    dtype: of what `quantise` leaves alone.
-    """
-
-    dtype: torch.dtype
-    weight_bits: float
-    peer: llama_cpp.Form
-    quantise: Quantisation = AS_THE_MODEL
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        return self.quantise.arithmetic
-
-
-INT8 = Quantisation(experts="int8", dense="int8", attention="int8", head="int8")
-INT4 = Quantisation(experts="int4-g32", dense="int4-g32", attention="int4-g32", head="int8")
-BF16 = Quantisation(experts="bf16", dense="bf16", attention="bf16", head="bf16", arithmetic="bf16")
-BY_INT8: dict[str, Arithmetic] = {"arithmetic": "int8"}
-BF16_FORM = "bf16 by bf16"
-
-FORMS = {
-    "f32": Form(torch.float32, 32, "f32"),
-    "bf16": Form(torch.bfloat16, 16, "f16"),
-    "f16": Form(torch.float16, 16, "f16"),
-    BF16_FORM: Form(torch.float32, 16, "bf16", BF16),
-    "int8": Form(torch.float32, 8, "q8_0", INT8),
-    "int8 by int8": Form(torch.float32, 8, "q8_0", INT8.model_copy(update=BY_INT8)),
-    "int4": Form(torch.float32, 4.5, "q4_0", INT4),
-    "int4 by int8": Form(torch.float32, 4.5, "q4_0", INT4.model_copy(update=BY_INT8)),
-}
-"""Forms of one peer stand next to each other: they race together."""
-
 Contender = Callable[[int], tuple[Timed, Timed]]
 """Reads a prompt of so many tokens and writes N_NEW: the time to the first token, and the time of the others."""
 
-
-PHASES = ("prefill", "decode")
 Result = Mapping[str, Mapping[str, Turns]]
 """By contender, then by phase."""
 
@@ -259,11 +223,6 @@ def raced(
 # --- the rows --------------------------------------------------------------------------------------------------------
 
 
-def conditions(name: str, form: str, n_prompt: int, instructions: str) -> str:
-    """instructions: what our kernels were built for, and llama.cpp with them. Rows of each processor stay."""
-    return f"{name}, {form}, prompt {n_prompt}, {instructions}"
-
-
 def is_held() -> bool:
     """Whether our kernels were built for less than the processor has."""
     return loaded().instruction_set not in (None, "AVX-512") and has("AVX-512")
@@ -296,7 +255,7 @@ def rows(
             peer = theirs[phase].figure(n_turns)
             yield beside(phase, "token/s", here, our_figure, peer, who + peer_form, target_ratio(who, phase, name))
         limit, kind, how = limit_of(name, form, n_prompt, phase, limits)
-        yield beside(phase, "token/s", here, our_figure, limit, kind, LIMIT_SHARE[phase], (how, *left_out))
+        yield beside(phase, "token/s", here, our_figure, limit, kind, limit_share(phase, form), (how, *left_out))
 
 
 def limit_of(name: str, form: str, n_prompt: int, phase: str, limits: Limits) -> tuple[Figure, str, str]:
@@ -312,6 +271,11 @@ def limit_of(name: str, form: str, n_prompt: int, phase: str, limits: Limits) ->
     return replace(limit.figure, median=limit.figure.median * tokens), kind, how
 
 
+def limit_share(phase: str, form: str) -> float | None:
+    """Of the machine's limit, that this engine is to reach; None where no share was set."""
+    return PREFILL_SHARE if phase == "prefill" else DECODE_SHARE.get(round(FORMS[form].weight_bits))
+
+
 def target_ratio(who: str, phase: str, name: str) -> float:
     """The ratio to a peer that this engine is to reach."""
     if who == "llama.cpp":
@@ -319,12 +283,6 @@ def target_ratio(who: str, phase: str, name: str) -> float:
     if is_sparse(name):
         return 2.0 if phase == "decode" else 1.15
     return 1.5 if phase == "decode" else 1.1
-
-
-def place(m: Measurement) -> tuple[str, int, int, int]:
-    """Where a row stands on the page: by instruction set, model, form and prompt."""
-    name, form, prompt, instructions = m.conditions.rsplit(", ", 3)
-    return instructions, list(MODELS).index(name), list(FORMS).index(form), int(prompt.removeprefix("prompt "))
 
 
 def remarks(found: Sequence[Measurement]) -> str:
@@ -353,7 +311,8 @@ def remarks(found: Sequence[Measurement]) -> str:
         f"{reads_more(PROMPTS[0])} times as much as the limit counts behind {PROMPTS[0]} tokens, and "
         f"{reads_more(PROMPTS[-1])} times behind {PROMPTS[-1]}, least in f32 and most in int4: its share of the rate "
         "is so much higher than the ratio says.\n\n"
-        f"Not taken: {not_taken(found)}."
+        "Ratios in short, prefill / decode: to llama.cpp, and to the limits. Not taken yet: "
+        f"{not_taken(found)}.\n\n{by_model(found)}\n\nAll rows:"
     )
 
 
@@ -367,22 +326,6 @@ def reads_more(n_prompt: int) -> str:
         for form in FORMS.values()
     ]
     return f"{min(factors):.2f} to {max(factors):.2f}"
-
-
-def not_taken(found: Sequence[Measurement]) -> str:
-    """The figures that the page still lacks."""
-    taken = {m.conditions for m in found}
-    lacking = []
-    for instructions in sorted({place(m)[0] for m in found}):
-        for name in MODELS:
-            for form in FORMS:
-                if form == BF16_FORM and instructions.startswith("AVX2"):
-                    continue  # which has no product of two bf16
-                prompts = [n for n in PROMPTS if conditions(name, form, n, instructions) not in taken]
-                if prompts:
-                    which = f", prompt {', '.join(map(str, prompts))}" if len(prompts) < len(PROMPTS) else ""
-                    lacking.append(f"{name}, {form}{which}, {instructions}")
-    return "; ".join(lacking) or "none"
 
 
 def main() -> None:

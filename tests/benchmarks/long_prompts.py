@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from tests.benchmarks.engine_speed import FORMS, conditions, folder_of, instructions_here, ours, written
+from tests.benchmarks.engine_speed import folder_of, instructions_here, ours, written
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.race_forms import FORMS, conditions
 from tests.benchmarks.race_models import MODELS, add_models, attention_flop, prefill_flop
 from tests.benchmarks.timing import Turns
 

@@ -82,12 +82,13 @@ def beside(
     ours: Figure,
     peer: Figure,
     peer_name: str,
-    target_ratio: float,
+    target_ratio: float | None,
     notes: Sequence[str] = (),
 ) -> Measurement:
     """Medians of turns. One that a neighbour disturbed is told and gives no ratio: it would compare disturbances."""
     note = "; ".join([f"ours {ours.turns}, peer {peer.turns}", *notes])
-    row = measured(metric, ours.median, unit, conditions, peer.median, peer_name, target_ratio * peer.median, note)
+    target = None if target_ratio is None else target_ratio * peer.median
+    row = measured(metric, ours.median, unit, conditions, peer.median, peer_name, target, note)
     return row if ours.is_quiet and peer.is_quiet else row.model_copy(update={"ratio": None, "target": None})
 
 

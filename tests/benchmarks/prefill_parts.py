@@ -28,9 +28,10 @@ from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks.decode_parts import PARTS
-from tests.benchmarks.engine_speed import FORMS, folder_of, instructions_here, unheld, written
+from tests.benchmarks.engine_speed import folder_of, instructions_here, unheld, written
 from tests.benchmarks.limits import large_products
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
+from tests.benchmarks.race_forms import FORMS
 from tests.benchmarks.race_models import BASE, MODELS, VOCABULARY, add_models, is_sparse
 
 PAGE = "prefill-parts"
