@@ -26,6 +26,9 @@ LEAP_SHARE, BY_CHANCE_AT_LEAP = 0.1, 0.1
 """The same of a value that ends with a leap of the load by so much: of the leaps of one window in ten."""
 GAP_UPDATES = 5.0
 """For longer the values on both sides do not bound what flowed: a gap, as where nothing was read (`results.energy`)."""
+MOST_LEFT_OUT, UNSEEN_UPDATES = 0.08, 0.9
+"""Of the time: more that nobody saw leaves no energy, as where a sensor stands still (`results.rest`). Readings that
+are left out for so many updates held a value that no other shows."""
 SAME_SHARE = 0.01
 SAME_STEPS = 2
 """Values that differ by less than this share, or by so many of the gauge's steps, are one constant load's."""
@@ -118,11 +121,20 @@ def _likely_updates(n_updates: Array) -> tuple[float, float]:
 def left_out_stretches_s(
     times_s: Array, kept: NDArray[np.bool_], update_period_s: float
 ) -> tuple[tuple[float, float], ...]:
-    """Stretches of left-out readings that are longer than an update: the value before does not stand for so long."""
+    """Stretches of left-out readings that are longer than an update: the value before does not stand for so long.
+
+    Short ones lie between values that bound what flowed; but where they are a notable share of all the time, nobody
+    knows what did (a charger with a loose plug), and all of them are stretches.
+    """
     at_s = times_s[kept]
     between = np.diff(np.flatnonzero(kept)) > 1
-    runs_s = zip(at_s[:-1][between].tolist(), at_s[1:][between].tolist(), strict=True)
-    return tuple(run for run in runs_s if run[1] - run[0] > 2 * update_period_s)
+    runs_s = list(zip(at_s[:-1][between].tolist(), at_s[1:][between].tolist(), strict=True))
+    # Of fewer readings than an update has, its value was read before or behind them.
+    apart_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else 0.0
+    unseen = [run for run in runs_s if run[1] - run[0] - apart_s > UNSEEN_UPDATES * update_period_s]
+    unseen_s = sum(end_s - start_s - apart_s for start_s, end_s in unseen)
+    is_much = len(at_s) > 1 and unseen_s > MOST_LEFT_OUT * float(at_s[-1] - at_s[0])
+    return tuple(run for run in runs_s if run[1] - run[0] > 2 * update_period_s or (is_much and run in unseen))
 
 
 def smallest_step(values: Array) -> float:
