@@ -212,6 +212,23 @@ def test_an_arm_that_failed_a_workload_is_missing_from_all_of_them_and_says_why(
     assert "boolq: 1 of 1 trials failed (out of memory)" in (second.reason or "")
 
 
+def test_joules_over_all_workloads_say_where_trials_lack_them() -> None:
+    """On the second workload the meter of one arm died in two of four windows: its sum counts the other two."""
+    cells = [cell(f"{arm}{n}", engine=arm, workload=f"w{n}") for arm in "ab" for n in (1, 2)]
+    trials = [t for c in cells for t in lasting(c.cell_id, noisy(2.0))]
+    died = (reading("all", None, reason="gap of 1.2 s"),)
+    trials = [t.model_copy(update={"energy": died}) if t.cell_id == "b2" and t.repeat > 1 else t for t in trials]
+    data = run(cells, trials)
+    why = "2 of 4 trials without a counter figure: gap of 1.2 s"
+    ((whole, (first, second)),) = groups(data)
+    joules = standing(whole, "b", "energy")
+    assert (joules.n, (joules.remark or "").startswith(f"w2: {why};")) == (2, True)
+    assert (standing(second, "b", "energy").remark or "").startswith(f"{why};")
+    assert {standing(first, "b", "energy").remark, standing(whole, "a", "energy").remark} == {None}
+    assert standing(whole, "b", "time").remark is None
+    assert f"w2: {why}" in html_text(data)
+
+
 def test_devices_and_ways_of_measuring_are_never_compared() -> None:
     data = run(
         [*named("first", "second"), cell("third", engine="third", device="model:m2-ultra")],

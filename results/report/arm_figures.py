@@ -63,6 +63,8 @@ class ArmFigure:
     stated_error: float | None = None
     unshared_error: float = 0.0
     reason: str | None = None
+    remark: str | None = None
+    """Of how many trials it is, where some that are ok lack it."""
     sums: tuple[Mapping[int, float], ...] = ()
     scores: Mapping[str, tuple[float, ...]] | None = None
     asked: tuple[object, ...] = ()
@@ -154,6 +156,7 @@ class ArmFigures:
             method=method,
             meter=meter,
             n=min(map(len, sums)),
+            remark=_of_fewer(workloads, amounts, method),
             model_error=no_model_error if method == "modelled" else None,
             stated_error=stated,
             unshared_error=_unshared(amounts, total),
@@ -290,6 +293,18 @@ def _summed(windows: Sequence[Sequence[float | None]]) -> float | None:
     if any(len(own) != len(kept) or not kept for own, kept in zip(windows, known, strict=True)):
         return None
     return math.fsum(math.fsum(own) / len(own) for own in known)
+
+
+def _of_fewer(workloads: Sequence[str], amounts: Sequence[Mapping[int, _Amount]], method: Method) -> str | None:
+    """As the tidy table says it, with the workload where there are several."""
+    said = []
+    for workload, own in zip(workloads, amounts, strict=True):
+        without = [a.reason for a in own.values() if a.value is None]
+        if without:
+            where = f"{workload}: " if len(workloads) > 1 else ""
+            reasons = ", ".join(dict.fromkeys(filter(None, without)))
+            said.append(f"{where}{len(without)} of {len(own)} trials without a {method} figure: {reasons}")
+    return "; ".join(said) or None
 
 
 def _unshared(amounts: Sequence[Mapping[int, _Amount]], total: float) -> float:

@@ -175,7 +175,8 @@ def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits)
         return replace(plain, ratio="1×", order=1.0, is_baseline=True, note=table.note(standing.remark))
     ratio = standing.ratio
     if ratio is None or ratio.value is None:
-        return replace(plain, note=table.note(standing.reason or "no reason was recorded"))
+        told = "; ".join(filter(None, [standing.reason, standing.remark])) or "no reason was recorded"
+        return replace(plain, note=table.note(told))
     if ratio.low is None or ratio.high is None:
         note = table.note("; ".join(filter(None, [ratio.reason, standing.remark])))
         return replace(plain, ratio=ratio_words(ratio), interval="no interval", order=ratio.value, note=note)

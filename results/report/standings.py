@@ -312,7 +312,7 @@ def _ranked(
                 stated_error=figure.stated_error,
                 outside_share=figure.outside_share,
                 reason=found.reason,
-                remark=found.remark,
+                remark="; ".join(filter(None, [figure.remark, found.remark])) or None,
                 result=figure.result,
             )
         )
