@@ -50,9 +50,11 @@ class Rail:
     update_period_s: float
     computes: Unit
     is_whole: bool = False
-    """It supplies what the other rails supply."""
+    """It supplies what all other rails supply."""
     max_power_w: float | None = None
     """More cannot flow there."""
+    is_part: bool = False
+    """Another rail of the same device contains it."""
 
 
 def jetson_rails(drivers: Path) -> list[Rail]:
@@ -184,8 +186,8 @@ def _energy(folder: Path, name: str) -> list[Rail]:
             J_PER_UJ,
             GPU_UPDATE_S,
             "gpu",
-            label == "card" and "pkg" in labels,
-            MAX_GPU_POWER_W,
+            max_power_w=MAX_GPU_POWER_W,
+            is_part=label == "pkg" and "card" in labels,
         )
         for label, path in found
     ]

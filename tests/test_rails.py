@@ -146,6 +146,18 @@ def test_intel_gpu_counts_joules_of_its_card_and_package(sysfs: Sysfs) -> None:
     assert reading.average_power_w == pytest.approx(90.0, rel=0.05)
 
 
+XE = {"name": "xe", "energy1_label": "card", "energy2_label": "pkg", "energy1_input": 9, "energy2_input": 6}
+
+
+def test_a_card_that_contains_its_package_is_no_whole_machine(sysfs: Sysfs) -> None:
+    """The other GPU's power was left out of the total, and the card's was added to the machine's, which contains it."""
+    sysfs.add("hwmon1", {"name": "amdgpu", "power1_average": 31_000_000})
+    sysfs.add("hwmon4", XE)
+    assert {c.component for c in hwmon(sysfs).channels if c.additive} == {"amdgpu0", "xe0 card"}
+    sysfs.add("hwmon5", {"name": "power_meter", "power1_average": 180_000_000, "power1_average_interval": 500})
+    assert {c.component for c in hwmon(sysfs).channels if c.additive} == {"machine0"}
+
+
 @pytest.mark.parametrize(("meter", "message"), [(JetsonMeter, "is this a Jetson"), (HwmonMeter, "no power sensor of")])
 def test_machine_without_sensors_has_no_meter(tmp_path: Path, meter: type[Meter], message: str) -> None:
     with pytest.raises(MeterUnavailableError, match=message):

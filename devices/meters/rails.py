@@ -1,6 +1,7 @@
 """Meters of power sensors in sysfs: the rails of a Jetson, and the GPU and server sensors of hwmon.
 
-Rails that contain others make the total alone (a board's input); without such a rail all add up. What a sensor does not
+A rail that contains all others makes the total alone (a board's input); without such a rail all add up, but for those
+that lie inside another one (the package of a GPU's card). What a sensor does not
 see is in no rail: a carrier board, a display, the losses of the power supply.
 """
 
@@ -39,7 +40,7 @@ class RailMeter(PolledMeter):
 
     def open(self) -> None:
         self._rails = self.find_rails()
-        has_whole = {rail.kind for rail in self._rails if rail.is_whole}
+        has_whole = any(rail.is_whole for rail in self._rails)
         self.channels = tuple(
             Channel(
                 component=rail.name,
@@ -47,7 +48,7 @@ class RailMeter(PolledMeter):
                 update_period_s=rail.update_period_s,
                 resolution=rail.step,
                 relative_accuracy=self.relative_accuracy,
-                additive=rail.is_whole or not has_whole,
+                additive=rail.is_whole if has_whole else not rail.is_part,
                 can_rest=rail.kind == "counter",
                 max_power_w=rail.max_power_w,
                 computes=rail.computes,
