@@ -131,6 +131,27 @@ def test_a_driver_that_changes_its_unit_gives_no_joules(supplies: Sysfs) -> None
     assert "no more than 500 W can flow there" in (reading.reason or "")
 
 
+@pytest.mark.parametrize("changed_at_s", [20.0, 0.0])
+def test_a_driver_that_shows_a_thousandth_gives_no_joules(supplies: Sysfs, changed_at_s: float) -> None:
+    # From microwatt to milliwatt: 203 J, or 0.4 J, where 425 J flowed.
+    supplies.add("BAT0", BATTERY)
+    meter = opened(supplies)
+    times_s = np.arange(0.0, 40.0, 0.04)
+    watts = 12.5 + 0.001 * (np.floor(times_s) % 7)
+    traces = list(meter.traces(times_s, np.where(times_s < changed_at_s, watts, watts / 1e3)[:, np.newaxis]))
+    reading = total(traces, 3.0, 37.0)
+    assert (reading.energy_j, bool(reading.reason)) == (None, True)
+    assert "less than 0.2 W in" in (traces[0].note or "")
+
+
+def test_a_driver_in_another_unit_is_refused_at_once(supplies: Sysfs) -> None:
+    supplies.add("BAT0", BATTERY | {"power_now": 12_500})
+    with pytest.raises(
+        MeterUnavailableError, match=r"shows 0\.0125 W, and no laptop that is awake draws less than 0\.2 W"
+    ):
+        opened(supplies)
+
+
 def test_two_batteries_that_fall_silent_together_give_no_joules(supplies: Sysfs) -> None:
     # 12.5 W for 34 s are 425 J; 4 s of 0 W would leave 50 J out.
     supplies.add("BAT0", BATTERY)

@@ -29,6 +29,8 @@ RELATIVE_ACCURACY = 0.02 / math.sqrt(3)
 """Makers do not state it; fuel-gauge chips are within 1 % to 2 %."""
 MAX_POWER_W = 500.0
 """More than any laptop draws from its battery (its largest chargers give 330 W): an error of its driver."""
+MIN_POWER_W = 0.2
+"""Less than any laptop draws that is awake: a driver that has changed its unit, or is wrong about it."""
 W_PER_UW = 1e-6
 Gaps = tuple[tuple[float, float], ...]
 
@@ -101,6 +103,11 @@ class LaptopBatteryMeter(PolledMeter):
             raise MeterUnavailableError(
                 "battery: it discharges, and its gauge shows 0 W; this driver does not tell the power"
             )
+        if watts < MIN_POWER_W:
+            raise MeterUnavailableError(
+                f"battery: its gauge shows {watts:.3g} W, and no laptop that is awake draws less than {MIN_POWER_W:g}"
+                " W; this driver's unit is not the one that Linux uses (uW, uA, uV)"
+            )
 
     def read(self) -> Sequence[float]:
         """Watts of each battery; nan while a charger carries the load."""
@@ -111,7 +118,7 @@ class LaptopBatteryMeter(PolledMeter):
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
         """Held values with the update period that was observed; readings on line power are left out, as a gap.
 
-        So are those in which several batteries all show nothing.
+        So are those in which several batteries all show nothing, and those of less than any laptop draws.
         """
         usable = np.asarray(np.isfinite(values).all(axis=1))
         left_out = f"a charger carried the load in {int((~usable).sum())} of {len(usable)} readings"
@@ -122,6 +129,12 @@ class LaptopBatteryMeter(PolledMeter):
             told = f"all batteries showed 0 W in {int(is_silent.sum())} of {len(usable)} readings"
             note = "; ".join(filter(None, (note, told)))
             usable &= ~is_silent
+        sum_w = values.sum(axis=1)
+        is_too_low = usable & (sum_w > 0) & (sum_w < MIN_POWER_W)
+        if is_too_low.any():
+            told = f"less than {MIN_POWER_W:g} W in {int(is_too_low.sum())} of {len(usable)} readings: left out"
+            note = "; ".join(filter(None, (note, told)))
+            usable &= ~is_too_low
         # The value before does not stand for it: the gauge may show what it was under load only seconds later.
         left_out_s = left_out_stretches_s(times_s, usable, 0.0)
         return [
