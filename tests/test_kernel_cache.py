@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,18 @@ def manifest_that_names_another_file(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": "../" * 21 + "x"}))
 
 
+def manifest_that_says(**changed: object) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = next(folder.glob("*.json"))
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+    return damage
+
+
 DAMAGES = [
     cut_short, changed_in_one_byte, replaced_by_a_link, writable_by_all, manifest_of_somebody_else,
-    manifest_that_is_no_json, manifest_that_names_another_file,
+    manifest_that_is_no_json, manifest_that_names_another_file, manifest_that_says(n_bytes=-5),
+    manifest_that_says(n_bytes=10**14), manifest_that_says(n_bytes=10**30), manifest_that_says(command="g++ 'x"),
 ]  # fmt: skip
 
 

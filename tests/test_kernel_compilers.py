@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import select
 import shutil
 import time
 from pathlib import Path
@@ -127,6 +128,21 @@ def test_compiler_that_takes_too_long_is_told_with_what_helps(
     assert str(found.reason).endswith(
         "c++ took more than 0.1 s on kernels.cpp; start again when this machine is less busy"
     )
+
+
+def test_what_a_compiler_started_ends_with_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """g++ is a driver: what compiles is a process of its own, which holds the far end of this pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "c++", f"/bin/sh -c 'echo begun; exec /bin/sleep 600' > {pipe} &\nwait")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("engines.kernels.compile.TIMEOUT_S", 2.0)
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as end:
+        assert load_anew().kernels is None
+        assert end.read(16) == b"begun\n"
+        assert select.select([end], [], [], 20.0)[0], "it goes on"
+        assert end.read(16) == b"", "the pipe has no other end any more"
 
 
 USELESS = {

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from engines.kernels.compile import NATIVE, Compiler, compile_kernels, flags, source_key
 from results.home import home_folder
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_MANIFEST_BYTES = 64 * 1024
+MAX_LIBRARY_BYTES = 256 * 1024 * 1024
+"""Some three hundred times what it has. A damaged manifest may tell any size, and a buffer of that size is taken."""
 KEPT_BUILDS = 16
 """Of other compilers, flags, processors and versions of the source; the oldest go."""
 UNFINISHED_S = 3600.0
@@ -47,13 +49,19 @@ class Manifest(Record):
     """What a library was built from, and what it must still be."""
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    n_bytes: int
+    n_bytes: int = Field(ge=1, le=MAX_LIBRARY_BYTES)
     compiler: str
     """As it calls itself."""
     command: str
     """As it was called, but for the files: what `CXX` put behind the program too."""
     needs: tuple[str, ...] = ()
     """Instructions that the compiler might use, in words of /proc/cpuinfo."""
+
+    @field_validator("command")
+    @classmethod
+    def _can_be_taken_apart(cls, command: str) -> str:
+        shlex.split(command)
+        return command
 
     @property
     def is_for_others(self) -> bool:

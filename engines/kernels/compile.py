@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -14,6 +15,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -182,16 +184,24 @@ def _what_may_help() -> str:
 
 def _run(compiler: Compiler, command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            errors="replace", start_new_session=True,
+        ) as running:  # fmt: skip
+            try:
+                out, said = running.communicate(timeout=TIMEOUT_S)
+            except BaseException:
+                # What it started too: g++ ends alone, and what compiles for it would go on for minutes.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)
+                raise
     except subprocess.TimeoutExpired as error:
         raise CompileError(
             f"{compiler} took more than {TIMEOUT_S} s on {SOURCE.name}; start again when this machine is less busy"
         ) from error
     except (OSError, ValueError) as error:
         raise CompileError(f"{compiler} cannot be started ({error})") from error
+    return subprocess.CompletedProcess(command, running.returncode, out, said)
 
 
 def shown(text: str) -> str:
