@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from engines.dispatch import DispatchPlan, Routing, Tally
 from engines.heat import HeatCounts
-from engines.model.decode import StepPlans
+from engines.model.step_plans import StepPlans
 from engines.profile import Profile
 from engines.road import Decoding, Prefill
 from engines.shown import Shown
@@ -49,7 +49,7 @@ class Counting:
         self._compare(plans)
 
     def end_request(self, shown: Shown) -> None:
-        """Adds up what was planned; the plans of a decode step are made here (`engines.model.decode.StepPlans`)."""
+        """Adds up what was planned; the plans of a decode step are made here (`engines.model.step_plans`)."""
         for step in self._uncounted:
             if step.is_fused:
                 step.tell(self._heat.hold)

@@ -2,7 +2,7 @@
 
 A decode step that is one call of the kernels cannot ask Python between router and experts. So a technique says
 beforehand which rows a choice leads to; the plan of the step, which the technique makes afterwards, must say the same,
-and `engines.model.decode` holds the two against each other.
+and `engines.model.step_plans` holds the two against each other.
 
 Legend: E experts.
 """

@@ -79,6 +79,7 @@ class Oracle:
     name = "oracle"
     needs_saliency = False
     couples_tokens = False
+    batches_exactly = False
     asks = NOTHING
     guesses = None
 

@@ -24,9 +24,9 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import StepPlans
 from engines.model.held_weights import active_weights, held_weights, remedy, rounds_inputs
 from engines.model.rope_config import LongRope, LongScaling
+from engines.model.step_plans import StepPlans
 from engines.model.transformer import KeyValueCache, Transformer, model_of
 from engines.observers import LayerObserver, StepObserver
 from engines.prefix import HeldTokens, reusable
@@ -360,8 +360,12 @@ class ReferenceEngine:
         self, read: Reading, caches: Sequence[KeyValueCache], technique: Technique, phase: ChunkPhase
     ) -> tuple[Tensor | None, StepPlans]:
         """Logits of the rows that are asked about, None where there are none, and what the layers did."""
-        if phase == "decode" and read.n_rows == 1 and self.layer_observer is None:
-            whole = self._model.decode(read.chunks[0][0], caches[0], technique, self._shown)
+        if phase == "decode" and self.layer_observer is None:
+            token_ids = [ids[0] for ids in read.chunks]
+            if len(token_ids) == 1:
+                whole = self._model.decode(token_ids[0], caches[0], technique, self._shown)
+            else:
+                whole = self._model.decode_batch(token_ids, caches, technique, self._shown)
             if whole is not None:
                 return whole
         hidden_TH, plans = self._model.forward_batch(

@@ -24,7 +24,7 @@ from engines.techniques.context import NOTHING, Asks, ChunkPhase, HiddenState, L
 
 if TYPE_CHECKING:
     from engines.model.buffers import LayerBuffers
-    from engines.model.decode import StepPlans
+    from engines.model.step_plans import StepPlans
 
 
 class Shown:

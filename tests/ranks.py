@@ -10,7 +10,7 @@ import torch
 from engines.base import unheard
 from engines.kernels.library import library
 from engines.model.checkpoints import load_checkpoint
-from engines.model.decode import Computed
+from engines.model.step_plans import Computed
 from engines.model.transformer import RoutingListener, Transformer
 from engines.parallel.engine import ParallelEngine
 from engines.reference import ReferenceEngine

@@ -46,6 +46,7 @@ class AsDropless:
     couples_tokens = False
     asks = NOTHING
     guesses = None
+    batches_exactly = False
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
         return dropless().plan(seen)

@@ -20,8 +20,8 @@ from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
-from engines.model.decode import Computed, StepPlans
 from engines.model.quantised import Quantisation
+from engines.model.step_plans import Computed, StepPlans
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
 from engines.oracle import Oracle
@@ -78,6 +78,7 @@ class Laid:
     needs_saliency = True
     couples_tokens = False
     guesses = None
+    batches_exactly = False
 
     def __init__(self, layouts: dict[int, DecodeLayout], told: dict[int, DecodeLayout | None] | None = None) -> None:
         """told: what it says of its layouts, where that is not what it plans."""

@@ -59,10 +59,12 @@ def test_engine_tells_how_it_decoded_what_it_was_asked(checkpoint: Checkpoint) -
     assert (alone.arithmetic, alone.decoding, alone.n_threads, alone.device) == ("kernels", "fused", 1, "cpu")
     assert alone.build == str(build().sha256)[:12]
     dropless.run_batch([GENERATE, GENERATE], unheard)
-    assert dropless.take_road().decoding == "plan by plan"
+    assert dropless.take_road().decoding == "fused"
     waiting = ReferenceEngine(checkpoint, DroplessParameters(), threads=1, plans_first=True)
     waiting.run(GENERATE, unheard)
     assert waiting.take_road() == alone.model_copy(update={"decoding": "plan by plan"})
+    waiting.run_batch([GENERATE, GENERATE], unheard)
+    assert waiting.take_road().decoding == "plan by plan"
     oracle = ReferenceEngine(checkpoint, OracleParameters(), threads=1)
     oracle.run(GENERATE, unheard)
     assert oracle.take_road() == alone.model_copy(update={"decoding": "plan by plan", "prefill": "expert by expert"}), (

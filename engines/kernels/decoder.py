@@ -32,6 +32,7 @@ from engines.kernels.tables import (
     RouterTable,
     address,
     described,
+    int64s,
     reads,
     serves,
 )
@@ -209,6 +210,38 @@ class Decoder:
         """For one step."""
         n_rows = 0 if table.is_plain else self.n_sparse * self.n_experts
         return StepRoom(self.n_sparse, self.top_k, n_rows, 0 if guesses is None else guesses.n_chosen)
+
+    def room_of_batch(self, n_tokens: int) -> StepRoom:
+        """For one step of so many sequences: the rows of a layer follow those of the layer before."""
+        return StepRoom(self.n_sparse * n_tokens, self.top_k, 0, 0)
+
+    def batch(
+        self, token_ids: Sequence[int], turns: Sequence[tuple[Tensor, Tensor]], chunks: ChunkTable, room: StepRoom
+    ) -> Tensor:
+        """One token of each sequence through all layers, from its id to logits_TL. Their keys and values are written to
+        the caches. turns: of each sequence cos_SP and sin_SP, beyond the position of its token. All layers are plain,
+        and all experts at hand."""
+        n_tokens, ends = len(token_ids), self.ends
+        assert ends is not None
+        assert chunks.n_tokens == chunks.chunks_LSX.shape[1] == len(turns) == n_tokens
+        assert len(chunks.chunks_LSX) == len(self.layers)
+        attention = self.layers[0].attention.layer
+        assert (chunks.n_kv_heads, chunks.dim) == (attention.n_kv_heads, attention.dim)
+        assert min(token_ids) >= 0
+        assert max(token_ids) < ends.n_ids
+        n_pairs = turns[0][0].shape[1]
+        of_tokens = list(zip(turns, chunks.chunks_LSX[0, :, 3].tolist(), strict=True))
+        assert all(serves(*pair) and position < len(pair[0]) for pair, position in of_tokens)
+        places = [pair[part].data_ptr() + 4 * position * n_pairs for part in (0, 1) for pair, position in of_tokens]
+        logits_TL = torch.empty(n_tokens, ends.n_logits)
+        kernels = library()
+        assert kernels is not None  # the tables exist
+        kernels.joulebench_batch(
+            *(self._layers, len(self.layers), len(self._norm_H), int64s(token_ids), n_tokens),
+            *(int64s(places), n_pairs, chunks.address, room.ids, room.weights),
+            *(self._norm_H.data_ptr(), self._eps, ends.address, logits_TL.data_ptr(), torch.get_num_threads()),
+        )
+        return logits_TL
 
     def step(
         self,

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "batch.h"
 #include "exchange.h"
 #include "experts.h"
 #include "guess.h"
@@ -46,13 +47,6 @@ static bool run_own_experts(const Matrix* matrices, int64_t first_expert, int64_
   if (own.empty()) std::fill_n(out, hidden, 0.0f);
   else run_experts(matrices, int64_t(own.size()), own.data(), x, weights.data(), out, n_threads);
   return exchange.sum(out, hidden);
-}
-
-// A row of an embedding.
-static void scaled_row(const Matrix& m, int64_t row, float scale, float* out) {
-  widen_row(m, row, 0, m.columns, out);
-  if (scale == 1.0f) return;
-  for (int64_t i = 0; i < m.columns; i++) out[i] *= scale;
 }
 
 extern "C" {
@@ -110,29 +104,20 @@ void joulebench_experts(const Matrix* matrices, int64_t n_calls, const int64_t* 
 
 void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const float* weight, float eps, float* out,
                          int32_t n_threads) {
-  const Timed timed(kNorms);
-  in_chunks(n_rows, std::max<int64_t>(1, (1 << 15) / width), n_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; r++) rms_norm_row(x + r * width, width, weight, eps, out + r * width);
-  });
+  rms_norm_rows(x, n_rows, width, weight, eps, out, n_threads);
 }
 
 // out[T, columns] = row row_T[t] of m, as floats, times a scale. Nothing is written where m lacks one of them: then 0 is given back.
 int32_t joulebench_rows(const Matrix* m, const int64_t* row_T, int64_t n_tokens, float scale, float* out,
                         int32_t n_threads) {
   if (std::any_of(row_T, row_T + n_tokens, [&](int64_t row) { return row < 0 || row >= m->rows; })) return 0;
-  const Timed timed(kNorms);
-  in_chunks(n_tokens, std::max<int64_t>(1, (1 << 15) / m->columns), n_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++) scaled_row(*m, row_T[t], scale, out + t * m->columns);
-  });
+  scaled_rows(*m, row_T, n_tokens, scale, out, n_threads);
   return 1;
 }
 
-// out[i] = a[i] + b[i]
+// See add.
 void joulebench_add(const float* a, const float* b, int64_t n, float* out, int32_t n_threads) {
-  const Timed timed(kNorms);
-  in_chunks(n, 1 << 15, n_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) out[i] = a[i] + b[i];
-  });
+  add(a, b, n, out, n_threads);
 }
 
 // See attention_block.
@@ -297,6 +282,15 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
     multiply_all(&product, 1, normed, 1, n_threads);
   }
   return n_layers;
+}
+
+// See batch_step.
+void joulebench_batch(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, const int64_t* id_T, int64_t n_tokens,
+                      const float* const* turns_2T, int64_t n_pairs, const Chunk* chunks_LT, int64_t* ids_LTK,
+                      float* weights_LTK, const float* norm, float eps, const Ends* ends, float* logits,
+                      int32_t n_threads) {
+  batch_step(layers, n_layers, hidden, id_T, n_tokens, turns_2T, n_pairs, chunks_LT, ids_LTK, weights_LTK, norm, eps,
+             *ends, logits, n_threads);
 }
 
 #ifdef JOULEBENCH_PARTS

@@ -27,6 +27,22 @@ inline void rms_norm_row(const float* x, int64_t width, const float* weight, flo
   for (int64_t c = 0; c < width; c++) out[c] = x[c] * scale * weight[c];
 }
 
+inline void rms_norm_rows(const float* x, int64_t n_rows, int64_t width, const float* weight, float eps, float* out,
+                          int n_threads) {
+  const Timed timed(kNorms);
+  in_chunks(n_rows, std::max<int64_t>(1, (1 << 15) / width), n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) rms_norm_row(x + r * width, width, weight, eps, out + r * width);
+  });
+}
+
+// out[i] = a[i] + b[i]; out may be one of them.
+inline void add(const float* a, const float* b, int64_t n, float* out, int n_threads) {
+  const Timed timed(kNorms);
+  in_chunks(n, 1 << 15, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) out[i] = a[i] + b[i];
+  });
+}
+
 // Turns the first 2P features in place. Neighbouring pairs come out first members before second ones, as the torch code
 // of engines.model.rope leaves them.
 inline void turn_row(float* x, const float* cos_P, const float* sin_P, int64_t n_pairs, bool neighbours) {
@@ -247,3 +263,18 @@ struct Ends {
   const float* head_bias;  // or null
   float scale;             // of the embedding
 };
+
+// A row of an embedding.
+inline void scaled_row(const Matrix& m, int64_t row, float scale, float* out) {
+  widen_row(m, row, 0, m.columns, out);
+  if (scale == 1.0f) return;
+  for (int64_t i = 0; i < m.columns; i++) out[i] *= scale;
+}
+
+// out[T, columns] = row row_T[t] of m, as floats, times a scale.
+inline void scaled_rows(const Matrix& m, const int64_t* row_T, int64_t n_tokens, float scale, float* out, int n_threads) {
+  const Timed timed(kNorms);
+  in_chunks(n_tokens, std::max<int64_t>(1, (1 << 15) / m.columns), n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) scaled_row(m, row_T[t], scale, out + t * m.columns);
+  });
+}

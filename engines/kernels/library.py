@@ -180,6 +180,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
         "route": (None, [pointer, pointer, i64, pointer, pointer, i32]),
         "laid_out": (i32, [pointer, pointer, i64, i64, *(pointer,) * 6, i64, i32]),
         "step": (i64, step),
+        "batch": (None, [pointer, i64, i64, pointer, i64, pointer, i64, *(pointer,) * 4, f32, pointer, pointer, i32]),
         "sum": (i32, [pointer, pointer, i64]),
         "lend": (None, [pointer]),
         "take_back": (None, [pointer]),

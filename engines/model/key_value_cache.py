@@ -79,6 +79,14 @@ class KeyValueCache:
             raise EngineError(f"chunk ends at position {end}, beyond the cache; call cache.start with enough positions")
 
 
+def check_rooms(n_tokens: Sequence[int], caches: Sequence[KeyValueCache]) -> None:
+    """Raises `EngineError` where so many tokens more do not fit, each sequence's in a cache of its own."""
+    if len({id(cache) for cache in caches}) < len(caches):
+        raise EngineError(f"{len(caches)} sequences in fewer caches; give each sequence a cache of its own")
+    for n, cache in zip(n_tokens, caches, strict=True):
+        cache.check_room(n)
+
+
 def _cached_shapes(config: ModelConfig, n_positions: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     latent = config.attention.latent
     if latent is not None:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from engines.decode_layout import PLAIN
 from engines.dispatch import DispatchPlan, Prediction, Routing
-from engines.errors import EngineError
 from engines.freed_memory import keep_freed_memory
 from engines.kernels import tables
 from engines.kernels.laid_out import mix_laid_out
@@ -35,7 +34,7 @@ from engines.model.accelerator import (
 )
 from engines.model.attention import attend, kernel_table
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import Computed, FusedDecoder, StepPlans, fused_decoder
+from engines.model.decode import FusedDecoder, fused_decoder
 from engines.model.experts import (
     ExpertWeights,
     GatedWeights,
@@ -47,12 +46,13 @@ from engines.model.experts import (
     widened_rows,
 )
 from engines.model.guessed import GuessedStep
-from engines.model.key_value_cache import Chunk, Step, view_of
+from engines.model.key_value_cache import Chunk, Step, check_rooms, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
 from engines.model.norms import row_norms, summed
 from engines.model.rope_config import LongRope, as_transformers
 from engines.model.router import route
 from engines.model.said_layouts import AskedLayouts, SaidLayouts
+from engines.model.step_plans import Computed, StepPlans
 from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.oracle import Oracle, mix_experts
@@ -188,6 +188,22 @@ class Transformer:
         logits_1L, plans = self._in_one_call(self._decoder, token, cache, said, shown)
         return self._capped(logits_1L), plans
 
+    def decode_batch(
+        self, token_ids: Sequence[int], caches: Sequence[KeyValueCache], technique: Technique, shown: Shown
+    ) -> tuple[Tensor, StepPlans] | None:
+        """As `decode`, of one token of each sequence: logits_TL and plans."""
+        decoder = self._decoder
+        if self._device is not None or decoder is None or not decoder.knows_ends or not technique.batches_exactly:
+            return None
+        said = self._said(technique, shown)
+        if said is None:
+            return None
+        check_rooms([1] * len(caches), caches)
+        logits_TL, plans = decoder.batch(token_ids, caches, said)
+        for cache in caches:
+            cache.length += 1
+        return self._capped(logits_TL), plans
+
     def _in_one_call(
         self, decoder: FusedDecoder, start: Tensor | int, cache: KeyValueCache, said: SaidLayouts, shown: Shown
     ) -> tuple[Tensor, StepPlans]:
@@ -287,13 +303,11 @@ class Transformer:
         return tokens_T
 
     def _step(self, n_tokens: Sequence[int], caches: Sequence[KeyValueCache]) -> Step:
-        if len({id(cache) for cache in caches}) < len(caches):
-            raise EngineError(f"{len(caches)} sequences in fewer caches; give each sequence a cache of its own")
+        check_rooms(n_tokens, caches)
         chunks: list[Chunk] = []
         turns: list[tuple[Tensor, Tensor]] = []
         row = 0
         for n, cache in zip(n_tokens, caches, strict=True):
-            cache.check_room(n)
             position = cache.length
             views = {span: view_of(span, position, n, self._device) for span in set(self.config.attention.spans)}
             chunks.append(Chunk(cache, position, n, row, views))

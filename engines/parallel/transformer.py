@@ -29,11 +29,11 @@ from engines.kernels.laid_out import layout_table
 from engines.model.accelerator import Backend
 from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import Computed, StepPlans
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn
 from engines.model.key_value_cache import Chunk, KeyValueCache, Step, view_of
 from engines.model.router import choose, route, router_logits
 from engines.model.said_layouts import SaidLayouts
+from engines.model.step_plans import Computed, StepPlans
 from engines.model.transformer import Asked, RoutingListener, Transformer
 from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep

@@ -287,6 +287,12 @@ class Technique(Protocol):
         `plan` can."""
         ...
 
+    @property
+    def batches_exactly(self) -> bool:
+        """Whether `plan` makes of every batch of decoded tokens, from their routing alone, one call of each expert that
+        they chose, by number, with exactly its tokens in their order."""
+        ...
+
     def plan(self, seen: LayerInput) -> DispatchPlan: ...
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         """What `plan` makes of one decoded token, whatever its routing is, without saliency; the same at every call.

@@ -22,7 +22,7 @@ from engines.errors import EngineError
 from engines.prediction import GuessRules
 from engines.residency import Residency, Slots
 from engines.techniques.base import Layout, Move, Moved, Place, Route, Share
-from engines.techniques.context import Asks, BuildContext, ChunkPhase, LayerInput
+from engines.techniques.context import NOTHING, Asks, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.exchanges import exchanges_of
 from engines.techniques.layout.capacity import Capacity
 from engines.techniques.layout.exact import Exact, exact_rows
@@ -44,7 +44,7 @@ from engines.techniques.place.hosts import GPU, BetweenTwo
 from engines.techniques.place.ndp import Ndp
 from engines.techniques.place.ranks import Ranks
 from engines.techniques.place.residency import ByCost
-from engines.techniques.place.units import DecodesOn
+from engines.techniques.place.units import DecodesOn, Fixed
 from engines.techniques.route import PredictedRoute, RoutersChoice, ToldRoute
 from engines.techniques.share_calls import calls_of, cut, joined_calls, kinds_of, of_share
 
@@ -85,6 +85,17 @@ class ComposedTechnique:
     @cached_property
     def guesses(self) -> GuessRules | None:
         return self._route.rules(self._sparse_layers) if isinstance(self._route, PredictedRoute) else None
+
+    @cached_property
+    def batches_exactly(self) -> bool:
+        """Of a place that knows no load."""
+        is_fixed = isinstance(self._place, Fixed | DecodesOn)
+        shares = self._place.decode_shares(0) if is_fixed else None
+        if shares is None or len(shares) != 1 or self._route is not None or self._move is not None:
+            return False
+        share, layout = shares[0], self._layouts["decode"]
+        is_whole = len(share.pieces) == 1 and share.pieces[0].width is share.pieces[0].hidden is None
+        return self.asks == NOTHING and is_whole and not share.cut and (share.exact or isinstance(layout, Exact))
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
         executed = prediction = compared = None

@@ -115,6 +115,9 @@ class OverRanks:
         rows, results = self._of("all_to_all", row_bytes * sent_NN), self._of("all_to_all", row_bytes * sent_NN.T)
         return replace(plan, exchanges=(gathered, rows, results))
 
+    batches_exactly = False
+    """As of its layouts."""
+
     @property
     def guesses(self) -> None:
         """None: as of its layouts."""
