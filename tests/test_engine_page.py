@@ -1,0 +1,144 @@
+"""Figures in sentences of docs/engine.md and README.md: each follows from the rows of a measurement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from results.environments import TORCH_ALONE
+from tests.benchmarks.measurement import Measurement, read_json
+
+ROOT = Path(__file__).parents[1]
+AVX512, HELD = "AVX-512 (Zen 5)", "AVX2 held (Zen 5)"
+ARITHMETIC = {
+    "fp32": ("f32", "bf16", "f16", "int8", "int4"),
+    "bf16": ("bf16 by bf16",),
+    "int8": ("int8 by int8", "int4 by int8"),
+}
+README_FORMS = {
+    "of 32 bits": ("f32",),
+    "with 16": ("bf16", "f16", "bf16 by bf16"),
+    "with 8": ("int8", "int8 by int8"),
+    "with 4": ("int4", "int4 by int8"),
+}
+
+
+def words_of(name: str) -> str:
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def chosen(page: str, metric: str, peer: str, *conditions: str) -> list[Measurement]:
+    """Rows with a ratio whose metric, peer and conditions have these words."""
+    return [
+        row
+        for row in read_json(page)
+        if row.ratio is not None
+        and row.metric.startswith(metric)
+        and peer in (row.peer_name or "")
+        and all(f", {words}," in f", {row.conditions}," for words in conditions)
+    ]
+
+
+def ratios(rows: Iterable[Measurement], digits: int) -> str:
+    found = [row.ratio for row in rows if row.ratio is not None]
+    low, high = (f"{ratio:.{digits}f}" for ratio in (min(found), max(found)))
+    return low if low == high else f"{low} to {high}"
+
+
+def forms(
+    names: Iterable[str], *conditions: str, metric: str = "prefill", peer: str = "large GEMM"
+) -> list[Measurement]:
+    return [row for name in names for row in chosen("engine-speed", metric, peer, name, *conditions)]
+
+
+def test_readme_quotes_the_lowest_ratio_to_llama_cpp_of_all_processors() -> None:
+    lowest = {
+        words: [
+            min(row.ratio or 0 for row in forms(names, "prompt 512", metric=metric, peer="llama.cpp"))
+            for metric in ("prefill", "decode")
+        ]
+        for words, names in README_FORMS.items()
+    }
+    told = [f"{prefill:.1f}/{decode:.1f}" for prefill, decode in lowest.values()]
+    quoted = (
+        f"{told[0]} times llama.cpp with weights of 32 bits, {told[1]} with 16, {told[2]} with 8, {told[3]} with 4."
+    )
+    assert quoted in words_of("README.md")
+
+
+def test_readme_says_what_a_machine_without_compiler_loses_as_a_run_does() -> None:
+    assert f"Without a C++ compiler the engine is {TORCH_ALONE.partition(' (')[0]}" in words_of("README.md")
+
+
+def test_ratios_behind_a_long_prompt_are_those_of_the_race() -> None:
+    told = [
+        ratios(chosen("engine-speed", metric, "llama.cpp", "prompt 4096", where), 1)
+        for where in (AVX512, HELD)
+        for metric in ("prefill", "decode")
+    ]
+    text = words_of("docs/engine.md")
+    assert (
+        f"prefill is {told[0]} times as fast, and decoding {told[1]} times. Held to AVX2 it is {told[2]} and {told[3]}"
+        in text
+    )
+
+
+def test_rates_of_large_products_are_those_that_the_race_divided_by() -> None:
+    told = {
+        arithmetic: sorted(int(re.findall(r"(\d+) GFLOP/s", row.note)[0]) for row in forms(names, "prompt 512", AVX512))
+        for arithmetic, names in ARITHMETIC.items()
+    }
+    low_high = {arithmetic: f"{rates[0]} to {rates[-1]}" for arithmetic, rates in told.items()}
+    assert (
+        f"{low_high['fp32']} GFLOP/s in fp32, {low_high['bf16']} in bf16 and {low_high['int8']} in int8"
+    ) in words_of("docs/engine.md")
+
+
+def test_shares_of_the_large_products_are_those_of_the_race() -> None:
+    dense, sparse = (
+        [
+            ratios([row for row in forms(names, "prompt 512", AVX512) if ("dense" in row.conditions) is is_dense], 2)
+            for names in ARITHMETIC.values()
+        ]
+        for is_dense in (True, False)
+    )
+    text = words_of("docs/engine.md")
+    assert f"Dense prefill reaches {dense[0]}, {dense[1]} and {dense[2]} of that" in text
+    assert f"and models of experts {sparse[0]}, {sparse[1]} and {sparse[2]}." in text
+
+
+def test_share_of_products_in_a_prompt_by_int8_is_that_of_its_parts() -> None:
+    rows = chosen("prefill-parts", "", "whole prompt", "int8 by int8", "one thread", AVX512)
+    products = ("queries, keys and values projected", "output projected", "gate and up", "down")
+    by_model: dict[str, float] = {}
+    for row in rows:
+        if row.metric in products:
+            by_model[row.conditions] = by_model.get(row.conditions, 0.0) + (row.ratio or 0)
+    assert len(by_model) == 3
+    low, high = min(by_model.values()), max(by_model.values())
+    assert f"In int8 the products take {low:.2f} to {high:.2f} of a prompt's time" in words_of("docs/engine.md")
+
+
+def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
+    text = words_of("docs/engine.md")
+    narrow = [
+        row
+        for row in chosen("decode-batches", "decode", "llama.cpp")
+        if any(f", {form}," in row.conditions for form in ("f16", "int8 by int8", "int4 by int8"))
+    ]
+    assert f"all three models decode at {ratios(narrow, 1)} times llama.cpp's rate" in text
+    assert f"beside transformers it is {ratios(chosen('decode-batches', 'decode', 'transformers'), 1)}" in text
+    ours = [ratios(chosen("busy-neighbour", f"{phase}, ours", "alone"), 2) for phase in ("decode", "prefill")]
+    assert f"decoding keeps {ours[0]} of its quiet rate, and a prompt {ours[1]}" in text
+    theirs = [ratios(chosen("busy-neighbour", f"{phase}, llama.cpp", "alone"), 2) for phase in ("decode", "prefill")]
+    assert f"llama.cpp with OpenMP keeps {theirs[0]} and {theirs[1]}" in text
+    long = [
+        ratios(chosen("long-prompts", "prefill", "1024", form, "prompt 16384"), 2) for form in ("f32", "bf16 by bf16")
+    ]
+    assert f"16384 tokens keep {long[0]} of the rate of 1024 in f32, {long[1]} in bf16 by bf16" in text
+    tasks = [
+        " and ".join(f"{row.ratio or 0:.1f}" for row in chosen("lm-eval-speed", task, "hf"))
+        for task in ("HellaSwag", "RULER", "BoolQ")
+    ]
+    assert f"HellaSwag {tasks[0]} times as many, RULER {tasks[1]}, BoolQ {tasks[2]}" in text
