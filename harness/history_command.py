@@ -154,7 +154,7 @@ def _print(found: History, runs: Sequence[RunPoint]) -> None:
             for name, cell, width in zip(COLUMNS, row, widths, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
-    lines += [printable(line) for line in _settings_told(found, runs)]
+    lines += [printable(line) for line in (*_settings_told(found, runs), *_copies_told(runs))]
     typer.echo("\n".join(lines))
 
 
@@ -164,6 +164,12 @@ def _settings_told(found: History, runs: Sequence[RunPoint]) -> Iterator[str]:
     changed = otherwise_than_before(found.runs)
     for run in runs:
         yield from (f"{run.folder}: {one.sentence}" for one in changed.get(run.folder, ()))
+
+
+def _copies_told(runs: Sequence[RunPoint]) -> Iterator[str]:
+    from results.history.copies import copies_told, without_copies
+
+    yield from copies_told(without_copies(runs)[1])
 
 
 def _row(run: RunPoint, baselines: Sequence[str]) -> tuple[str, ...]:

@@ -332,3 +332,64 @@ def test_csv_and_page_say_what_the_verdicts_say(tmp_path: Path) -> None:
     missing = csv / "x.csv"  # below a file
     done = joulebench(*asked, "--csv", str(missing))
     assert (done.code, "--csv" in done.stderr) == (7, True)
+
+
+def test_an_arm_that_fails_or_is_gone_in_the_newest_runs_does_not_pass(tmp_path: Path) -> None:
+    """It passed by its older runs, and nothing told of the newer ones."""
+    write_history(tmp_path, 12, slower(0, 0), arms=("a", "b", "c"))
+    cells = [cell(f"cell{i:04d}", engine=arm, label=arm) for i, arm in enumerate("ab")]
+    for day in (12, 13):
+        own = [made_trial("cell0000", i, 1.0, energy_j=4.0) for i in range(3)]
+        write_run(tmp_path / f"run{day:03d}", cells, [*own, failed("cell0001")], day=day)
+    found = judged(tmp_path)
+    assert {arm: one.verdict for arm, one in found.items()} == {"a": "PASS", "b": "UNRELIABLE", "c": "UNRELIABLE"}
+    assert found["b"].reason == "nothing is known of the newest runs, run012 to run013: no trial of it counts"
+    assert found["c"].reason == "nothing is known of the newest runs, run012 to run013: the arm is not in it"
+    done = joulebench("regress", "--baseline", "good", str(tmp_path))
+    assert "No verdict of c is of the newest runs, run012 to run013: the arm is not in it." in done.stdout
+
+
+def test_a_regression_of_an_arm_that_failed_since_stays_one(tmp_path: Path) -> None:
+    write_history(tmp_path, 24, slower(20, 14), arms=("a", "b"))
+    cells = [cell(f"cell{i:04d}", engine=arm, label=arm) for i, arm in enumerate("ab")]
+    write_run(tmp_path / "run024", cells, [made_trial("cell0000", 0, 1.0), failed("cell0001")], day=24)
+    assert judged(tmp_path)["b"].verdict == "REGRESSION"
+
+
+def test_newest_runs_that_are_left_out_are_told_of_what_passed(tmp_path: Path) -> None:
+    write_history(tmp_path, 16, slower(0, 0), environments=dict.fromkeys(range(14, 16), OTHER_CPU))
+    done = joulebench("regress", "--baseline", "run000", str(tmp_path), "--metric", "e2e")
+    told = "No verdict of dropless is of the newest runs, run014 to run015: other machines (CPU EPYC 7B13; another)."
+    assert (done.code, told in done.stdout) == (0, True)
+
+
+def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
+    """A backup in the folder made the noise small, and the runs many."""
+    write_history(tmp_path, 6, slower(0, 0), noise=0.02)
+    alone = judged(tmp_path)["dropless"]
+    for i in range(5):
+        shutil.copytree(tmp_path / "run005", tmp_path / f"zcopy{i}")
+    # The copy that a baseline names is the one that stays.
+    shutil.copytree(tmp_path / "run000", tmp_path / "run000copy")
+    beside = judged(tmp_path)["dropless"]
+    assert (beside.verdict, beside.noise, len(beside.series.points)) == (alone.verdict, alone.noise, 6)
+    with open_history(tmp_path) as history:
+        assert [run.folder for run in regress(history, "run000copy", Asked()).baseline] == ["run000copy"]
+    for command in (("regress", "--baseline", "good"), ("history",)):
+        done = joulebench(*command, str(tmp_path))
+        assert "Copies of runs, which count once: run000copy of run000; zcopy0 of run005" in done.stdout
+
+
+def test_a_baseline_that_is_too_old_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("regress", "series"):
+        monkeypatch.setattr(f"results.history.{module}.MOST_POINTS", 10)
+    write_history(tmp_path, 12, slower(0, 0), n_repeats=1)
+    one = judged(tmp_path, baseline=1)["dropless"]
+    assert (one.verdict, "older than the last 10 runs" in one.reason) == ("UNRELIABLE", True)
+
+
+def test_how_far_the_last_run_is_off_is_not_in_the_noise_that_it_is_held_against(tmp_path: Path) -> None:
+    """Eleven runs around 1 s, 1 % to each side, and a last one 9 % above: it passed."""
+    write_history(tmp_path, 12, lambda day, arm: 1.09 if day == 11 else 1 + 0.01 * (-1) ** day, noise=0)
+    one = judged(tmp_path, most_noise=0.1)["dropless"]
+    assert (one.verdict, "the last run stands off by +9" in one.reason) == ("UNRELIABLE", True)

@@ -26,16 +26,20 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from results.history.changes import LEAST_POINTS, LEAST_SEGMENT, P_VALUE, ROUNDING, Levels, Segment
+from results.history.changes import LEAST_POINTS, LEAST_SEGMENT, MOST_POINTS, P_VALUE, ROUNDING, Levels, Segment
+from results.history.copies import copies_told, without_copies
 from results.history.index import History, HistoryError
 from results.history.marks import baseline_runs
 from results.history.points import CellPoint, Figure, RunPoint
+from results.history.regress_notes import not_judged, notes_of
 from results.history.series import Series, anchored, same_way, series_of
 from results.history.unlike import What, unlike_cells, unlike_environments, unlike_figures
 
 Verdict = Literal["PASS", "REGRESSION", "IMPROVED", "UNRELIABLE"]
 LEAST_AA: Final = 3
-MOST_TOLD: Final = 4
+NONE_COUNTS: Final = "no trial of it counts"
+OF_ONE_LEVEL: Final = "noise of runs of one level"
+IS_GONE: Final = "the arm is not in it"
 DISCOVERY_RATE: Final = 0.01
 LEAST_PERCENT: Final = 0.5
 MOST_NOISE_PERCENT: Final = 5.0
@@ -47,7 +51,8 @@ ALLOWED: Final[frozenset[What]] = frozenset({"systems", "versions"})
 class Judged:
     """change, low, high: of the last level against the baseline's, as x of the series. noise: of one run. floor: None
     where too little is known. since: the first run of the last level that differs. reason: in words.
-    settings_changed: where the arm was set otherwise since the baseline."""
+    settings_changed: where the arm was set otherwise since the baseline. behind: why newer runs than its last are not
+    in the series."""
 
     device: str
     arm: str
@@ -69,6 +74,7 @@ class Judged:
     since: RunPoint | None = None
     left_out: tuple[str, ...] = ()
     settings_changed: tuple[str, ...] = ()
+    behind: str | None = None
     is_anchor: bool = False
 
     @property
@@ -106,8 +112,10 @@ class Asked:
 
 def regress(history: History, name: str, asked: Asked) -> Judgement:
     """Raises `HistoryError`."""
-    baseline = baseline_runs(history, name)
-    if len(history.runs) < 2:
+    all_of_baseline = baseline_runs(history, name)
+    counted, copies = without_copies(history.runs, [run.folder for run in all_of_baseline])
+    baseline = [run for run in all_of_baseline if run in counted]
+    if len(counted) < 2:
         raise HistoryError(
             f"{history.directory} holds one run only; run the plan again, and there is something to judge"
         )
@@ -123,7 +131,7 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
         raise HistoryError(f"baseline {name}: {whose} has no figure: every trial of it failed or is marked")
     cells = list({cell.key: cell for run in reversed(baseline) for cell in by_run[run.folder]}.values())
     anchors = _anchors(cells, asked.anchor, whose)
-    runs = [(run, {cell.key: cell for cell in by_run[run.folder]}) for run in history.runs]
+    runs = [(run, {cell.key: cell for cell in by_run[run.folder]}) for run in counted]
     marked = {run.folder for run in baseline}
     judged = []
     for first, cell, figure in wanted:
@@ -131,8 +139,12 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
         own = _Line(first, cell, figure, anchor if anchor is not None and anchor.key != cell.key else None, asked)
         one = own.judged(runs, marked)
         judged.append(replace(one, is_anchor=anchor is not None and anchor.key == cell.key))
-    notes = (*_notes(asked, judged), *_not_judged(history, baseline, marks))
-    return Judgement(tuple(baseline), tuple(_controlled(judged)), len(history.runs), notes)
+    notes = (
+        *notes_of(asked.anchor, judged),
+        *not_judged(history, baseline, {one.cell.key for one in marks}),
+        *copies_told(copies),
+    )
+    return Judgement(tuple(baseline), tuple(_controlled(judged)), len(counted), notes)
 
 
 class _Marked(NamedTuple):
@@ -156,20 +168,6 @@ def _marked(by_run: Mapping[str, Sequence[CellPoint]], baseline: Sequence[RunPoi
     return [one for figures in found.values() for one in figures]
 
 
-def _not_judged(history: History, baseline: Sequence[RunPoint], marks: Sequence[_Marked]) -> Iterator[str]:
-    """Cells of the newest run of these plans that the baseline lacks, or that failed in all of it: nothing says what
-    they were before."""
-    plans, known = {run.plan for run in baseline}, {one.cell.key for one in marks}
-    newest = [run for run in history.runs if run.plan in plans][-1:]
-    labels = [cell.label for run in newest for cell in history.cells(run.folder) if cell.key not in known]
-    if labels:
-        more = f" and {len(labels) - MOST_TOLD} more" if len(labels) > MOST_TOLD else ""
-        yield (
-            "No run of the baseline has a figure of these, so they are not judged:"
-            f" {'; '.join(labels[:MOST_TOLD])}{more}."
-        )
-
-
 def _anchors(cells: Sequence[CellPoint], name: str | None, whose: str) -> dict[tuple[str, str, str], CellPoint]:
     """By device, workload and model; without the model where it has another one than the arms."""
     if name is None:
@@ -183,22 +181,6 @@ def _anchors(cells: Sequence[CellPoint], name: str | None, whose: str) -> dict[t
     }
 
 
-def _notes(asked: Asked, judged: Sequence[Judged]) -> Iterator[str]:
-    if asked.anchor is not None:
-        yield f"Times and joules are of each arm over {asked.anchor} in the same run: the machine's drift is out."
-    arms: dict[str, dict[str, None]] = {}
-    for one in judged:
-        for words in one.settings_changed:
-            arms.setdefault(words, {})[one.arm] = None
-    for words, own in arms.items():
-        yield f"Set otherwise: {', '.join(own)}, since {words}. A change may be of that."
-    if any(one.figure.method == "modelled" for one in judged):
-        yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
-    yield (
-        f"The ends of a series are unsure: a change within the last {LEAST_SEGMENT - 1} runs can't be told from chance."
-    )
-
-
 class _Line:
     """One figure of one cell of the baseline, over the history."""
 
@@ -210,13 +192,17 @@ class _Line:
     def judged(
         self, runs: Sequence[tuple[RunPoint, dict[tuple[str, str, str, str], CellPoint]]], marked: Collection[str]
     ) -> Judged:
-        series, left_out = self._series(runs)
+        series, left_out, behind = self._series(runs)
         at = [i for i, point in enumerate(series.points) if point.run.folder in marked]
         cell = self._cell
         none = Judged(
             cell.device, cell.engine, cell.model, cell.workload, self._figure, series, None, "UNRELIABLE", "",
             left_out=tuple(f"{words} ({n} runs)" if n > 1 else words for words, n in left_out.items()),
         )  # fmt: skip
+        if not at and len(series.points) == MOST_POINTS:
+            return replace(
+                none, reason=f"the baseline is older than the last {MOST_POINTS} runs, and no others are looked at"
+            )
         if not at:
             return replace(
                 none, reason="the baseline is not in the series: " + (next(iter(left_out), "no figure of it"))
@@ -228,22 +214,35 @@ class _Line:
             return replace(none, reason=f"no run like the baseline is newer than it{why}")
         levels = series.levels()
         judge = self._by_levels if len(series.points) >= LEAST_POINTS else self._by_baseline
-        return judge(replace(none, levels=levels), levels, at)
+        found = judge(replace(none, levels=levels), levels, at)
+        if not behind:
+            return found
+        ends = list(dict.fromkeys((behind[0][0].folder, behind[-1][0].folder)))
+        words = f"the newest run{'s' if len(ends) > 1 else ''}, {' to '.join(ends)}: {behind[-1][1]}"
+        found = replace(found, behind=words)
+        if behind[-1][1] not in (NONE_COUNTS, IS_GONE) or found.verdict == "REGRESSION":
+            return found
+        return replace(found, verdict="UNRELIABLE", reason=f"nothing is known of {words}")
 
     def _series(
         self, runs: Sequence[tuple[RunPoint, dict[tuple[str, str, str, str], CellPoint]]]
-    ) -> tuple[Series, Counter[str]]:
-        """And why runs that have the cell are not in it."""
+    ) -> tuple[Series, Counter[str], list[tuple[RunPoint, str]]]:
+        """And why runs that have the cell are not in it; and those of them that are newer than all that are, with runs
+        of its plan that lack the cell."""
         kept: list[tuple[RunPoint, CellPoint, Figure]] = []
         bases: list[tuple[CellPoint, Figure]] = []
         left_out: Counter[str] = Counter()
+        behind: list[tuple[RunPoint, str]] = []
         for run, cells in runs:
             cell = cells.get(self._cell.key)
             if cell is None:
+                if kept and kept[-1][0].plan == run.plan:
+                    behind.append((run, IS_GONE))
                 continue
             figure = same_way(self._figure, cell.by_key.get(self._figure.key, []))
             if figure is None:
-                left_out["no trial of it counts"] += 1
+                left_out[NONE_COUNTS] += 1
+                behind.append((run, NONE_COUNTS))
                 continue
             why = self._unlike(run, cell, figure)
             if why is None and self._anchor is not None and figure.kind in ("time", "energy"):
@@ -254,11 +253,13 @@ class _Line:
                     bases.append(base)
             if why is not None:
                 left_out[why] += 1
+                behind.append((run, why))
                 continue
             kept.append((run, cell, figure))
+            behind = []
         if bases:
-            return anchored((*one, *base) for one, base in zip(kept, bases, strict=True)), left_out
-        return series_of(kept), left_out
+            return anchored((*one, *base) for one, base in zip(kept, bases, strict=True)), left_out, behind
+        return series_of(kept), left_out, behind
 
     def _anchored_by(
         self, cells: dict[tuple[str, str, str, str], CellPoint], figure: Figure
@@ -284,7 +285,8 @@ class _Line:
     def _by_levels(self, none: Judged, levels: Levels, at: Sequence[int]) -> Judged:
         of_baseline = {_index_of(levels, i) for i in at}
         base, last = levels.segments[min(of_baseline)], levels.segments[-1]
-        noise, told = _noise(none.series, levels, at)
+        aa = _noise_of_baseline(none.series, at)
+        noise, told = (aa, f"noise of {len(at)} A/A runs") if aa > levels.noise else (levels.noise, OF_ONE_LEVEL)
         error = noise * math.sqrt(1 / base.n + 1 / LEAST_SEGMENT)
         floor = _quantile(levels.degrees, 1 - P_VALUE / 2) * error
         found = replace(
@@ -292,7 +294,7 @@ class _Line:
         )
         if len(of_baseline) > 1:
             return replace(found, reason="the baseline's own runs are on several levels: mark runs of one")
-        ends = self._standing_off(none.series, levels, last, noise)
+        ends = self._standing_off(none.series, last, aa)
         if base is not last:
             found = _with_change(found, levels, base, last, noise)
         if ends is not None:
@@ -319,14 +321,15 @@ class _Line:
         )  # fmt: skip
         return self._told(found, f"noise of {len(own)} A/A runs, {len(newer)} newer")
 
-    def _standing_off(self, series: Series, levels: Levels, last: Segment, noise: float) -> str | None:
-        """Last runs that are off the level before them, and too few to be one."""
+    def _standing_off(self, series: Series, last: Segment, aa: float) -> str | None:
+        """Last runs that are off the level before them, and too few to be one. Their own distance is in no noise."""
         x = np.array([point.x for point in series.points])
         for n in range(1, min(LEAST_SEGMENT, last.n - 1)):
             before, end = x[last.first : last.end - n], x[last.end - n : last.end]
+            noise = max(float(before.std(ddof=1)), aa, ROUNDING)
             size, error = float(end.mean() - before.mean()), noise * math.sqrt(1 / n + 1 / len(before))
             # Each number of last runs is a chance of its own.
-            if _p(size, error, levels.degrees) < P_VALUE / (LEAST_SEGMENT - 1) and abs(size) > self._asked.least:
+            if _p(size, error, len(before) - 1) < P_VALUE / (LEAST_SEGMENT - 1) and abs(size) > self._asked.least:
                 runs = f"last {n} runs stand" if n > 1 else "last run stands"
                 return (
                     f"the {runs} off by {series.shown(size)}, and the ends of a series are unsure:"
@@ -361,12 +364,9 @@ def _with_change(found: Judged, levels: Levels, base: Segment, last: Segment, no
     )  # fmt: skip
 
 
-def _noise(series: Series, levels: Levels, at: Sequence[int]) -> tuple[float, str]:
-    if len(at) >= LEAST_AA:
-        own = float(np.std([series.points[i].x for i in at], ddof=1))
-        if own > levels.noise:
-            return own, f"noise of {len(at)} A/A runs"
-    return levels.noise, "noise of runs of one level"
+def _noise_of_baseline(series: Series, at: Sequence[int]) -> float:
+    """0 where it has too few runs."""
+    return float(np.std([series.points[i].x for i in at], ddof=1)) if len(at) >= LEAST_AA else 0.0
 
 
 def _index_of(levels: Levels, i: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from results.history.changes import LEAST_SEGMENT
+from results.history.copies import without_copies
 from results.history.index import History
 from results.history.otherwise import Changed, otherwise_than_before
 from results.history.points import METRICS, CellPoint, Figure, RunPoint
@@ -66,7 +67,8 @@ class Panel:
 
 def write_history_page(history: History, runs: Sequence[RunPoint], devices: Collection[str], path: Path) -> str:
     """devices: only these, or all where it is empty. Says in a line what is on the page. Raises `OSError`."""
-    groups = _groups(history, runs, devices)
+    counted, copies = without_copies(runs)
+    groups = _groups(history, counted, devices)
     panels = [panel for i, group in enumerate(list(groups.items())[:MOST_CHARTS]) for panel in _panel(i, *group)]
     left_out = len(groups) - MOST_CHARTS
     changed = otherwise_than_before(history.runs)
@@ -75,7 +77,10 @@ def write_history_page(history: History, runs: Sequence[RunPoint], devices: Coll
         "n_runs": len(runs),
         "first": runs[0].created_at[:10],
         "last": runs[-1].created_at[:10],
-        "skipped": [f"{one.folder}: {one.why}" for one in history.skipped],
+        "skipped": [
+            *(f"{one.folder}: {one.why}" for one in history.skipped),
+            *(f"{one.folder}: a copy of {one.of}" for one in copies),
+        ],
         "runs": [_run_row(run, changed.get(run.folder, ())) for run in runs],
         "left_out": max(left_out, 0),
         "least_segment": LEAST_SEGMENT,

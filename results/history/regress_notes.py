@@ -1,0 +1,51 @@
+"""What stands below the verdicts over a history: what they are of, and what they are not of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from results.history.changes import LEAST_SEGMENT
+from results.history.index import History
+from results.history.points import RunPoint
+
+if TYPE_CHECKING:
+    from results.history.regress import Judged
+
+MOST_TOLD: Final = 4
+
+
+def notes_of(anchor: str | None, judged: Sequence[Judged]) -> Iterator[str]:
+    if anchor is not None:
+        yield f"Times and joules are of each arm over {anchor} in the same run: the machine's drift is out."
+    arms: dict[str, dict[str, None]] = {}
+    for one in judged:
+        for words in one.settings_changed:
+            arms.setdefault(words, {})[one.arm] = None
+    for words, own in arms.items():
+        yield f"Set otherwise: {', '.join(own)}, since {words}. A change may be of that."
+    behind: dict[str, dict[str, None]] = {}
+    for one in judged:
+        if one.behind is not None:
+            behind.setdefault(one.behind, {})[one.arm] = None
+    for words, own in behind.items():
+        yield f"No verdict of {', '.join(own)} is of {words}."
+    if any(one.figure.method == "modelled" for one in judged):
+        yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
+    yield (
+        f"The ends of a series are unsure: a change within the last {LEAST_SEGMENT - 1} runs can't be told from chance."
+    )
+
+
+def not_judged(history: History, baseline: Sequence[RunPoint], known: Collection[object]) -> Iterator[str]:
+    """Cells of the newest run of these plans that the baseline lacks, or that failed in all of it: nothing says what
+    they were before. known: keys of cells that it has."""
+    plans = {run.plan for run in baseline}
+    newest = [run for run in history.runs if run.plan in plans][-1:]
+    labels = [cell.label for run in newest for cell in history.cells(run.folder) if cell.key not in known]
+    if labels:
+        more = f" and {len(labels) - MOST_TOLD} more" if len(labels) > MOST_TOLD else ""
+        yield (
+            "No run of the baseline has a figure of these, so they are not judged:"
+            f" {'; '.join(labels[:MOST_TOLD])}{more}."
+        )
