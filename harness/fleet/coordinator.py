@@ -88,6 +88,9 @@ class Coordinator:
         self._give_out(self._queue)
         came: list[Finished] = []
         for event in self._road.events(0.0 if self._free & self._queue.working else wait_s):
+            if isinstance(event, Lost | Down):  # it ends leases, and what came before was under them
+                self._commit(came)
+                came = []
             self._took(event, came)
         self._commit(came)
         for lease in self._queue.silent(self._now_s()):
