@@ -58,7 +58,7 @@ def summarise(values: Sequence[float], n_failed: int = 0, seed: int = 0) -> Summ
     return Summary(
         n=int(x.size),
         n_failed=n_failed,
-        mean=float(x.mean()),
+        mean=mean_of(x),
         median=float(np.median(x)),
         p50=float(np.median(x)),
         p90=percentile(x, 0.90),
@@ -78,10 +78,8 @@ def percentile(values: Sequence[float] | NDArray[np.float64], q: float) -> float
 
 def mean_interval(x: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
     """95 % interval of the mean of n >= 2 values."""
-    if x.size < BOOTSTRAP_FROM:
+    if x.size < BOOTSTRAP_FROM or float(np.ptp(x)) == 0.0:
         return student_interval(x)
-    if float(np.ptp(x)) == 0.0:
-        return float(x[0]), float(x[0])
     if x.size >= SERIES_FROM:
         return skewed_interval(x)
     from scipy import stats
@@ -132,9 +130,16 @@ def student_interval(x: NDArray[np.float64]) -> tuple[float, float]:
     """mean +- t_{0.975, n-1} s / sqrt(n)."""
     from scipy import special
 
+    mean = mean_of(x)
+    if float(np.ptp(x)) == 0.0:  # else the rounding of their sum is taken for a spread
+        return mean, mean
     half = float(special.stdtrit(x.size - 1, 0.5 + CONFIDENCE / 2)) * float(x.std(ddof=1)) / math.sqrt(x.size)
-    mean = float(x.mean())
     return mean - half, mean + half
+
+
+def mean_of(x: NDArray[np.float64]) -> float:
+    """The mean, never outside the values: three of 0.7 add up to 2.0999999999999996."""
+    return float(np.clip(x.mean(), x.min(), x.max()))
 
 
 def relative_width(summary: Summary) -> float | None:

@@ -200,6 +200,27 @@ def test_nothing_overflows_a_phone(report: str, tmp_path: Path) -> None:
     assert content <= viewport <= 390
 
 
+def test_on_a_phone_no_sentence_or_choice_of_an_open_page_ends_beyond_the_screen(tmp_path: Path) -> None:
+    cells = [cell(f"c{i}", engine=f"arm-{i}", workload=f"{30 * 'w'}-{i}", device="d" * 60) for i in (0, 1)]
+    page = unfolded(html_text(run(cells, [trial(c.cell_id, i) for c in cells for i in range(2)])))
+    script = """<script>addEventListener("load", () => {
+      const seen = window.parent.document.documentElement.dataset;
+      const edges = (choice) => [...document.querySelectorAll(choice)].map((e) => e.getBoundingClientRect().right);
+      const end = (choice) => Math.round(Math.max(...edges(choice)));
+      seen.edges = [end("caption"), end(".controls label, .controls select")].join();
+      const word = document.createRange(), title = [...document.querySelectorAll(".arms .title")].pop();
+      word.selectNodeContents(title);
+      seen.title = title.textContent + word.getClientRects().length;
+    });</script>"""
+    inner = at_end(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page), script)
+    frame = f'<iframe width="390" height="844" style="border: 0" srcdoc="{escape(inner)}"></iframe>'
+    seen = visit(f"<!DOCTYPE html><html><body>{frame}</body></html>", tmp_path)
+    captions, choices = map(int, seen.measured("edges").split(","))
+    assert 100 < captions <= 390
+    assert 100 < choices <= 390
+    assert seen.measured("title") == "Accuracy1"
+
+
 def test_on_a_phone_the_arm_stays_in_sight_while_its_figures_scroll(report: str, tmp_path: Path) -> None:
     frame = f'<iframe width="280" height="844" style="border: 0" srcdoc="{escape(probed(report))}"></iframe>'
     seen = visit(f"<!DOCTYPE html><html><body>{frame}</body></html>", tmp_path)

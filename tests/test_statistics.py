@@ -95,9 +95,9 @@ def test_interval_is_finite_and_holds_the_mean_for_nearly_equal_values(common: f
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
-    for n in (5, 25):
-        summary = summarise([3.5] * n)
-        assert (summary.ci_low, summary.ci_high) == (3.5, 3.5)
+    for value, n in ((3.5, 5), (3.5, 25), (0.7, 3), (0.7, 25)):  # three of 0.7 add up to less than 2.1
+        summary = summarise([value] * n)
+        assert (summary.mean, summary.ci_low, summary.ci_high) == (value, value, value)
 
 
 def test_one_value_has_no_interval_but_a_reason() -> None:
