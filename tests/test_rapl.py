@@ -43,6 +43,11 @@ def rapl(tree: Powercap) -> RaplMeter:
     return meter
 
 
+def test_a_counter_whose_maker_states_no_gain_says_that_its_uncertainty_holds_none(laptop: Powercap) -> None:
+    traces, _, _ = measure(rapl(laptop), sleep(0.3))
+    assert {t.note for t in traces} == {"its maker states no gain error, and the uncertainty holds none"}
+
+
 def test_rapl_sums_packages_and_memory_but_neither_their_parts_nor_the_platform(laptop: Powercap) -> None:
     meter = rapl(laptop)
     assert {c.component: c.additive for c in meter.channels} == {

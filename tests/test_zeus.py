@@ -215,5 +215,9 @@ meter.open()
 answer = [[c.component, c.note, c.additive, c.max_power_w] for c in meter.channels], list(meter.read())
 """
     channels, values_j = nvml.run(code, init=9)
-    assert channels == [["cpu0", "package-0", True, 180.0], ["cpu1", "psys", False, 2000.0]]
+    no_gain = "its maker states no gain error, and the uncertainty holds none"
+    assert channels == [
+        ["cpu0", f"package-0; {no_gain}", True, 180.0],
+        ["cpu1", f"psys; {no_gain}", False, 2000.0],
+    ]
     assert values_j == pytest.approx([0.123456, 0.123456])

@@ -14,7 +14,7 @@ from pathlib import Path
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
 from devices.cpu_cycles import EVENT_SOURCES
 from devices.meters.polled import PolledMeter
-from devices.meters.rapl import ENERGY_UNIT_J, MAX_POWER_W, UPDATE_PERIOD_S, check_moves
+from devices.meters.rapl import ENERGY_UNIT_J, MAX_POWER_W, UNSTATED_GAIN, UPDATE_PERIOD_S, check_moves
 from devices.perf_event import Event, open_counter, read_counter, why_refused
 from devices.sysfs import read_word
 
@@ -101,6 +101,7 @@ def _channel(event: str, package: int) -> Channel:
         additive=event in _ADDITIVE,
         can_rest=event == "gpu",
         max_power_w=MAX_POWER_W,
+        note=UNSTATED_GAIN,
     )
 
 

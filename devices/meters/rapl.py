@@ -20,6 +20,7 @@ POWERCAP = Path("/sys/class/powercap")
 UPDATE_PERIOD_S = 1e-3
 ENERGY_UNIT_J = 2.0**-14
 """61 uJ: the usual RAPL energy status unit. Only the counter's step in the uncertainty depends on it."""
+UNSTATED_GAIN = "its maker states no gain error, and the uncertainty holds none"
 J_PER_UJ = W_PER_UW = 1e-6
 STANDSTILL_S = 4.0
 """A package that is switched on has counted something in this time, even where its counter is renewed each 3 s."""
@@ -84,6 +85,7 @@ def _channel(zone: Path) -> Channel:
         additive=domain.startswith("package") or domain == "dram",
         can_rest=domain == "uncore",
         max_power_w=max_power_w_of(zone),
+        note=UNSTATED_GAIN,
     )
 
 

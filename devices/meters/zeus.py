@@ -21,7 +21,7 @@ from devices.boundary import library_errors
 from devices.meters.losable import LosableMeter
 from devices.meters.nvml import RELATIVE_ACCURACY
 from devices.meters.polled import METHODS
-from devices.meters.rapl import MAX_POWER_W, max_power_w_of
+from devices.meters.rapl import MAX_POWER_W, UNSTATED_GAIN, max_power_w_of
 from devices.nvidia_gpu import MAX_GPU_POWER_W, uuid_of
 from devices.nvidia_gpu import max_power_w_of as max_gpu_power_w_of
 from results.records import Method
@@ -38,7 +38,6 @@ _SOC_WHOLE = "total_energy_mj"
 """Jetson: the whole board, its parts included."""
 _APPLE_ADDITIVE = ("cpu_total_mj", "dram_mj", "gpu_mj", "ane_mj")
 """The parts of Apple's chip; the other figures (clusters, their managers, gpu_sram) lie inside one of them."""
-_UNSTATED = "its maker states no gain error, and the uncertainty holds none"
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +182,7 @@ def _gpu_sources(fresh: bool) -> list[_Source]:
             J_PER_MJ if kind == "counter" else W_PER_MW,
             relative_accuracy=RELATIVE_ACCURACY if is_nvidia else 0.0,
             max_power_w=max_gpu_power_w_of(gpus.gpus[i].handle) if is_nvidia else MAX_GPU_POWER_W,
-            note=None if is_nvidia else _UNSTATED,
+            note=None if is_nvidia else UNSTATED_GAIN,
             computes="gpu",
         )
         sources.append(_Source(call, (channel,), uuid_of(gpus.gpus[i].handle) if is_nvidia else None))
@@ -224,10 +223,12 @@ def _cpu_sources() -> list[_Source]:
     for i, cpu in enumerate(cpus.cpus):
         zone = cpu.rapl_file.name if hasattr(cpu, "rapl_file") else "package"
         limit_w = max_power_w_of(Path(cpu.rapl_file.path)) if hasattr(cpu, "rapl_file") else MAX_POWER_W
-        counter = Channel(f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ, max_power_w=limit_w, note=zone)
+        counter = Channel(
+            f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ, max_power_w=limit_w, note=f"{zone}; {UNSTATED_GAIN}"
+        )
         by_field = {
             "cpu_mj": replace(counter, additive=zone.startswith("package")),
-            "dram_mj": replace(counter, component=f"dram{i}", max_power_w=MAX_POWER_W, note=_UNSTATED),
+            "dram_mj": replace(counter, component=f"dram{i}", max_power_w=MAX_POWER_W, note=UNSTATED_GAIN),
         }
         first = cpus.get_total_energy_consumption(i)
         fields = [field for field in by_field if getattr(first, field) is not None]
@@ -253,7 +254,7 @@ def soc_channels(energy_mj: Mapping[str, object]) -> dict[str, Channel]:
             additive=field in additive,
             can_rest=field.startswith(("ane", "gpu")),
             max_power_w=MAX_SOC_POWER_W,
-            note=_UNSTATED,
+            note=UNSTATED_GAIN,
             computes="npu" if field.startswith("ane") else "gpu" if field.startswith("gpu") else "cpu",
         )
         for field in fields
