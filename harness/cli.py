@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 from harness.interrupts import end_at_once
@@ -11,6 +12,7 @@ from harness.interrupts import end_at_once
 def main() -> None:
     end_at_once()
     _show_what_it_lacks()
+    _refuse_a_folder_that_is_gone()
     from harness.commands import app
 
     try:
@@ -21,6 +23,15 @@ def main() -> None:
         end_unforeseen(error)
     finally:
         end_at_once()
+
+
+def _refuse_a_folder_that_is_gone() -> None:
+    """Arithmetic libraries end the process there, and blame a file of their own."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.stderr.write("error: the current folder is not there any more: go to another one (cd)\n")
+        raise SystemExit(2) from None
 
 
 def _show_what_it_lacks() -> None:

@@ -109,7 +109,9 @@ def init(
         write_bundled_plan(name, path)
     except FileExistsError:
         fail(f"{path}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        fail(f"{path}: cannot be written ({error.strerror}); name a file in another folder", EXIT_BAD_PLAN)
+    except ValueError as error:
         fail(f"{path}: cannot be written ({error}); give another name", EXIT_BAD_PLAN)
     shown = shlex.quote(str(path))
     typer.echo(f"{printable(str(path))}: written; read it, change it, and then")

@@ -134,7 +134,9 @@ def _write(ref: SheetRef, name: str, out: Path) -> None:
             file.write(f"# A copy of sheet {name}, to change.\n{named}")
     except FileExistsError:
         fail(f"{out}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        fail(f"{out}: cannot be written ({error.strerror}); name a file in another folder", EXIT_BAD_PLAN)
+    except ValueError as error:
         fail(f"{out}: cannot be written ({error}); give another name", EXIT_BAD_PLAN)
     typer.echo(f"{printable(str(out))}: written; change it, and then")
     typer.echo(f"  joulebench sheets {shlex.quote(str(out))}  # shows its figures, or every problem at once")

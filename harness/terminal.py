@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -26,6 +27,9 @@ EXIT_ALTERED = 8
 EXIT_UNFORESEEN = 1
 MOST_WORDS = 300
 """Of an error that nobody foresaw."""
+
+NO_ROOM = ("failed to map segment", "can't start new thread", "Cannot allocate memory", "can't allocate memory")
+"""What the loader, Python, the kernel and torch say under a limit."""
 
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
@@ -117,14 +121,28 @@ def end_unforeseen(error: Exception) -> NoReturn:
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    where = "" if last is None else f" ({os.path.basename(last.tb_frame.f_code.co_filename)}, line {last.tb_lineno})"
+    kind = type(error).__name__
     words = " ".join(str(error).split())[:MOST_WORDS]
+    if (memory := _lack_of_memory(error)) is not None:
+        typer.echo(f"error: {kind}{words and ': '}{printable(words)}; {memory}", err=True)
+        raise SystemExit(EXIT_UNFORESEEN)
+    where = "" if last is None else f" ({os.path.basename(last.tb_frame.f_code.co_filename)}, line {last.tb_lineno})"
     typer.echo(
-        f"error: {type(error).__name__}: {printable(words)}{where}; nobody foresaw this: `joulebench --verbose ...`"
+        f"error: {kind}: {printable(words)}{where}; nobody foresaw this: `joulebench --verbose ...`"
         " shows the whole, please report it",
         err=True,
     )
     raise SystemExit(EXIT_UNFORESEEN)
+
+
+def _lack_of_memory(error: Exception) -> str | None:
+    """What to do, where this process got no more memory. A library that meets a limit seldom calls it by its name."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and (isinstance(error, MemoryError) or any(w in str(error) for w in NO_ROOM)):
+        return f"this process may take {limit // 1024} KiB of memory (ulimit -v): raise that"
+    if isinstance(error, MemoryError):
+        return "no memory is left: end other programs, or take a smaller model or fewer requests at once"
+    return None
 
 
 def quiet_libraries() -> None:

@@ -328,6 +328,10 @@ def test_the_doctor_of_engines_finds_a_wheel_in_an_environment_that_is_named(
     # Without, it says that it looks in one environment alone.
     assert row()["here"] is False
     assert f"in {tmp_path}/own, the environment of joulebench (look in another: --environment)" in str(row()["remark"])
+    assert str(row()["remark"]).endswith("; `pip install executorch` installs it")
+    listed = CliRunner().invoke(app, ["engines", "doctor"]).stdout
+    assert listed.count("; `pip install 'joulebench[mnn]'` installs it") == 1
+    assert listed.count("; `pip install 'joulebench[litert-lm]'` installs it") == 1
     none = CliRunner().invoke(app, ["engines", "doctor", "--environment", str(tmp_path)])
     assert (none.exit_code, f"no virtual environment (no bin/python in it): {tmp_path}" in none.stderr) == (2, True)
     phone = CliRunner().invoke(app, ["engines", "doctor", "--device", "adb:X", "--environment", str(folder)])

@@ -86,6 +86,65 @@ def test_what_nobody_foresaw_is_one_line_and_whole_on_request(tmp_path: Path) ->
             assert "joulebench --verbose" in line
 
 
+def test_what_a_limit_on_memory_ends_names_the_limit(tmp_path: Path) -> None:
+    """Python's own error, and a library that the loader had no room for."""
+    script = """
+        import resource, sys, harness.preflight
+        from harness.cli import main
+
+        ERRORS = {"own": MemoryError(), "library": ImportError("libx.so: failed to map segment from shared object")}
+        limited, kind = sys.argv[1:3]
+        del sys.argv[1:3]
+
+        def broken(draft, run_parts):
+            if limited == "limited":
+                resource.setrlimit(resource.RLIMIT_AS, (1 << 36, resource.getrlimit(resource.RLIMIT_AS)[1]))
+            raise ERRORS[kind]
+
+        harness.preflight.preflight = broken
+        main()
+    """
+    plan = write_plan(tmp_path / "plan.toml", raw_plan())
+
+    def told(limited: str, kind: str) -> str:
+        done = run_python(script, limited, kind, "plan", "check", str(plan))
+        assert done.code == 1
+        return done.stderr.strip()
+
+    limit = "this process may take 67108864 KiB of memory (ulimit -v): raise that"
+    assert told("limited", "own") == f"error: MemoryError; {limit}"
+    library = "error: ImportError: libx.so: failed to map segment from shared object"
+    assert told("limited", "library") == f"{library}; {limit}"
+    assert told("free", "own").startswith("error: MemoryError; no memory is left")
+    assert told("free", "library").startswith(f"{library} (")
+    assert "nobody foresaw this" in told("free", "library")
+
+
+def test_in_a_folder_that_is_gone_no_command_begins() -> None:
+    """oneMKL ended the process there, and blamed libtorch_cpu.so."""
+    done = run_python(
+        """
+        import os, tempfile
+        from harness.cli import main
+
+        gone = tempfile.mkdtemp()
+        os.chdir(gone)
+        os.rmdir(gone)
+        main()
+        """,
+        "list",
+        "plans",
+    )
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == "error: the current folder is not there any more: go to another one (cd)\n"
+
+
+def test_a_plan_that_has_no_place_here_is_to_be_written_elsewhere(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "none" / "plan.toml")])
+    told = "cannot be written (No such file or directory); name a file in another folder"
+    assert (done.exit_code, told in done.stderr) == (2, True)
+
+
 def test_a_file_of_weights_that_is_cut_short_under_a_run_does_not_end_it_without_a_word(tmp_path: Path) -> None:
     """The kernel ends a process that reads a mapped page which is gone; here by the same signal."""
     script = """

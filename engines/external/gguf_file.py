@@ -131,7 +131,7 @@ def gguf_of(facts: CheckpointFacts, form: Form, folder: Path, on_note: Callable[
     if importlib.util.find_spec(PACKAGE) is None:
         raise EngineError(
             f"the Python package {PACKAGE} writes models for llama.cpp and is not here; install it with"
-            " `pip install joulebench[llama-cpp]`, or name a file of your own as model_file"
+            " `pip install 'joulebench[llama-cpp]'`, or name a file of your own as model_file"
         )
     path = folder / f"{facts.folder.name}-{form}-{_identity(facts)}.gguf"
     if path.is_file():

@@ -37,7 +37,7 @@ from results.environments import PhaseThreads, Road
 from results.records import Completion, Request
 
 WHEEL = "xllamacpp"
-REMEDY = "install it with `pip install joulebench[llama-cpp]`"
+REMEDY = "install it with `pip install 'joulebench[llama-cpp]'`"
 CacheForm = Literal["f32", "f16", "q8_0"]
 INSTRUCTIONS = ("AMX_INT8", "AVX512_BF16", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2", "AVX", "SSE3", "SVE", "NEON")
 """The widest that a build uses is what tables call it by."""

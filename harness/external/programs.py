@@ -241,7 +241,8 @@ class ProgramOrWheelSpec(ProgramSpec):
                 return _found_in(own, cls.wheel)
             looked_in = ", ".join(map(str, (*environments, own)))
             more = "" if environments else ", the environment of joulebench (look in another: --environment)"
-            raise EngineError(f"{error}; nor is its wheel {cls.wheel.package} in {looked_in}{more}") from error
+            told = f"nor is its wheel {cls.wheel.package} in {looked_in}{more}"
+            raise EngineError(f"{error}; {told}; {cls.wheel.remedy} installs it") from error
 
     def find(self) -> Found:
         if self.environment is None:

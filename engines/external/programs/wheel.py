@@ -41,7 +41,7 @@ SCRIPTS = Path(__file__).parent / "wheels"
 class WheelKind(NamedTuple):
     """name: of the engine. package: as its metadata is called. figures: of what its script told. answer: of what it
     printed and told. tells_threads: how
-    many computed, and not what was asked."""
+    many computed, and not what was asked. extra: of joulebench that installs the package."""
 
     name: str
     package: str
@@ -50,6 +50,13 @@ class WheelKind(NamedTuple):
     answer: Callable[[str, ProgramOutput, Mapping[str, Any]], Answer]
     reads_text: bool = False
     tells_threads: bool = False
+    extra: str | None = None
+
+    @property
+    def remedy(self) -> str:
+        """Installs it beside joulebench."""
+        named = self.package if self.extra is None else f"'joulebench[{self.extra}]'"
+        return f"`pip install {named}`"
 
 
 class Wheel(NamedTuple):
@@ -188,8 +195,8 @@ def executorch_answer(script: str, output: ProgramOutput, told: Mapping[str, Any
     return printed_answer(script, output)
 
 
-MNN = WheelKind("MNN", "MNN", "mnn_wheel.py", mnn_figures, told_answer)
-LITERT_LM = WheelKind("LiteRT-LM", "litert-lm", "litert_lm_wheel.py", litert_figures, told_answer)
+MNN = WheelKind("MNN", "MNN", "mnn_wheel.py", mnn_figures, told_answer, extra="mnn")
+LITERT_LM = WheelKind("LiteRT-LM", "litert-lm", "litert_lm_wheel.py", litert_figures, told_answer, extra="litert-lm")
 EXECUTORCH = WheelKind(
     "ExecuTorch",
     "executorch",
