@@ -18,11 +18,24 @@ from tests.toy_sheet import TOY_TOML
 
 def test_it_writes_rows_effects_and_a_page(tmp_path: Path) -> None:
     out = tmp_path / "cross"
-    asked = ["--prompt", "4", "--decode", "1", "--chunk", "4", "--machine", "a100", "--technique", "gpu"]
+    asked = [
+        "--prompt",
+        "4",
+        "--decode",
+        "1",
+        "--chunk",
+        "4",
+        "--machine",
+        "a100",
+        "--technique",
+        "gpu",
+        "--technique",
+        "anemll",
+    ]
     result = CliRunner().invoke(app, ["cross", *asked, "--sensitivity", "--out", str(out)])
     assert result.exit_code == 0, result.output
     with (out / "cross.csv").open(encoding="utf-8") as file:
-        (found,) = csv.DictReader(file)
+        (found,) = (row for row in csv.DictReader(file) if row["technique"] == "gpu")
     assert (found["machine"], found["technique"], found["result"], found["method"]) == ("a100", "gpu", "ok", "modelled")
     with (out / "sensitivity.csv").open(encoding="utf-8") as file:
         constants = {one["constant"] for one in csv.DictReader(file)}
@@ -30,6 +43,7 @@ def test_it_writes_rows_effects_and_a_page(tmp_path: Path) -> None:
     page = (out / "cross.html").read_text(encoding="utf-8")
     assert "gpu: reading memory" in page
     assert "Nothing here was measured" in page
+    assert page.count('<div class="scroll"') == page.count("<table class") + page.count('<div class="chart')
     first, later = (f"{1e3 * float(found[key]):.3g} ms" for key in ("ttft_s", "tpot_s"))
     assert f"First token soonest: gpu ({first}); least time per token: gpu ({later}); on the front: gpu." in page
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from results.records import Sample
-from results.report.changes_page import ChangesPage, write_changes_page
+from results.report.changes_page import OPEN, ChangesPage, Drawn, write_changes_page
 from results.report.html import html_text
 from tests.run_builders import cell, completion, example_run, run, trial
 
@@ -280,6 +280,27 @@ def test_changes_sort_by_their_values_and_not_by_their_letters(tmp_path: Path) -
     seen = visit(at_end(page, script), tmp_path)
     assert seen.measured("order").split() == ["none,quick,slow", "quick,slow,none", "quick,slow,none"]
     assert seen.console == []
+
+
+def test_on_a_phone_names_of_changes_leave_room_for_their_marks(tmp_path: Path) -> None:
+    drawn = [Drawn("arm · time of a request · a workload of a long name · host" + 20 * "-", 1.0, -1.0, 3.0, "open")]
+    asked = ChangesPage(
+        title="t", lead="t", axis="change", verdicts=["open"], order=["open"], looks={"open": OPEN}, drawn=drawn,
+        columns=["arm"], numbers=set(), rows=[("arm",)], orders=[{}],
+    )  # fmt: skip
+    write_changes_page(asked, tmp_path / "changes.html")
+    page = unfolded((tmp_path / "changes.html").read_text())
+    script = """<script>addEventListener("load", () => setTimeout(() => {
+      const page = document.documentElement, seen = window.parent.document.documentElement.dataset;
+      const right = (choice) => Math.round(document.querySelector(choice).getBoundingClientRect().right);
+      seen.ends = [page.scrollWidth, right(".mark-symbol path"), right("#changes svg")].join();
+    }, 1500));</script>"""
+    inner = at_end(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page), script)
+    frame = f'<iframe width="390" height="844" style="border: 0" srcdoc="{escape(inner)}"></iframe>'
+    seen = visit(f"<!DOCTYPE html><html><body>{frame}</body></html>", tmp_path)
+    width, mark, picture = map(int, seen.measured("ends").split(","))
+    assert width <= 390
+    assert mark < picture
 
 
 def test_charts_follow_the_dark_scheme(report: str, tmp_path: Path) -> None:
