@@ -86,7 +86,9 @@ def test_ratios_behind_a_long_prompt_are_those_of_the_race() -> None:
 
 def test_rates_of_large_products_are_those_that_the_race_divided_by() -> None:
     told = {
-        arithmetic: sorted(int(re.findall(r"(\d+) GFLOP/s", row.note)[0]) for row in forms(names, "prompt 512", AVX512))
+        arithmetic: sorted(
+            int(re.findall(r"(\d+) GFLOP/s", row.note or "")[0]) for row in forms(names, "prompt 512", AVX512)
+        )
         for arithmetic, names in ARITHMETIC.items()
     }
     low_high = {arithmetic: f"{rates[0]} to {rates[-1]}" for arithmetic, rates in told.items()}
