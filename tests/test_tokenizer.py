@@ -91,6 +91,14 @@ def test_end_token_comes_from_the_tokenizer_where_the_model_names_none(folder: P
     assert read(folder).eos_token_ids == ()
 
 
+def test_the_first_of_several_end_tokens_is_the_one_that_transformers_reads_from_the_tokenizer(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    found = Tokenizer(folder, "model", (7, 0, 9), 2048).eos_token_ids
+    assert found[0] == AutoTokenizer.from_pretrained(folder).eos_token_id
+    assert found == (0, 7, 9)
+
+
 def test_begin_token_is_the_one_that_transformers_reads_from_the_config(folder: Path) -> None:
     from transformers import AutoTokenizer
 

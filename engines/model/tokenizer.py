@@ -56,7 +56,9 @@ class Tokenizer:
             )
         config_path = folder / TOKENIZER_CONFIG
         self._config = read_json(config_path) if config_path.is_file() else {}
-        self.eos_token_ids = eos_token_ids or self._own_ids("eos_token")
+        own = self._own_ids("eos_token")
+        # Its own first: lm-eval puts that one before a text without context, wherever the model's list has it.
+        self.eos_token_ids = tuple(sorted(eos_token_ids, key=lambda i: i not in own)) or own
         self.bos_token_id: int | None = next(iter(self._own_ids("bos_token")), None)
         outside = [i for i in self.eos_token_ids if not 0 <= i < embedding_rows]
         if outside:
