@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from harness.schedule.entries import Book
+from harness.schedule.due import run_due
+from harness.schedule.entries import Book, Unfinished
 from harness.schedule.units import units
-from harness.schedule.world import environment_of
+from harness.schedule.world import RealWorld, environment_of
+from results.database import DATABASE
 from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench
 from tests.plans import FAST, SHAREGPT, raw_plan, write_plan
@@ -149,6 +151,30 @@ def test_a_folder_that_is_away_leaves_the_run_due_until_it_is_back(tmp_path: Pat
     away.mkdir()
     assert schedule(tmp_path, "run-due")[0] == 0
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_a_full_disk_leaves_an_unfinished_run_due(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run --resume` refuses with the code of a bad plan where there is no room, and the run was given up."""
+    plan(tmp_path)
+    assert add(tmp_path)[0] == 0
+    book = Book(state)
+    kept = book.read("small")
+    folder = kept.entry.run_folder(0)
+    folder.mkdir(parents=True)
+    (folder / DATABASE).touch()
+    begun = Unfinished(
+        number=0, folder=str(folder), plan_sha256=kept.entry.plan_sha256, begun_at=kept.entry.rhythm.first
+    )
+    book.write(kept.model_copy(update={"progress": kept.progress.model_copy(update={"unfinished": begun})}))
+    with monkeypatch.context() as full:
+        full.setattr("results.run_folders.FREE_BYTES_NEEDED", 1 << 62)
+        [happened] = run_due(book, RealWorld(state, book, lambda text: None), lambda one: None)
+    assert (happened.kind, happened.code) == ("failed", 7)
+    assert "MB are free on the disk of" in happened.words
+    progress = book.read("small").progress
+    assert progress.unfinished is not None
+    assert progress.unfinished == begun.model_copy(update={"begun_at": progress.unfinished.begun_at})
+    assert progress.last is None
 
 
 def test_a_variable_that_was_not_looked_at_then_is_that_of_the_pass(

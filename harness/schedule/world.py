@@ -22,9 +22,10 @@ from harness.schedule.due import Ended, NotNowError, sha256_of
 from harness.schedule.entries import Book, Entry
 from harness.schedule.phones import make_ready, reach, run_program, switch
 from harness.sweep import PathError, set_value
-from harness.terminal import EXIT_NOT_WRITTEN
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN
 from harness.variables import is_carried
-from results.database import DATABASE
+from results.database import DATABASE, StoreError
+from results.run_folders import check_free_space
 
 PHONES = ("adb:", "ios:")
 MODELLED = "model:"
@@ -91,6 +92,8 @@ class RealWorld:
 
     def run(self, entry: Entry, folder: Path, resume: bool) -> Ended:
         """KeyboardInterrupt passes through, once the run has kept what it finished."""
+        if (why := _no_room(folder, resume)) is not None:
+            return Ended(EXIT_NOT_WRITTEN, why)
         descriptors, handed = handed_over(self._locks)
         log = self._book.log(entry.name)
         with log.open("ab" if resume else "wb") as output:
@@ -116,6 +119,8 @@ class RealWorld:
                 process.send_signal(signal.SIGTERM)
             process.wait()
             raise
+        if process.returncode == EXIT_BAD_PLAN and (why := _no_room(folder, True)) is not None:
+            return Ended(EXIT_NOT_WRITTEN, why)  # it ended as one that is refused does, and can go on
         return Ended(process.returncode, _last_error(log, start, process.returncode))
 
     def _follow(self, process: subprocess.Popen[bytes], log: Path, start: int) -> None:
@@ -136,6 +141,15 @@ class RealWorld:
             return None
         argv = [message if argument == MESSAGE_PLACE else argument for argument in entry.notify]
         return run_program(argv, message + "\n", environment_of(entry) | {MESSAGE_VARIABLE: message})
+
+
+def _no_room(folder: Path, is_begun: bool) -> str | None:
+    """Why no run can go on there now, in words."""
+    try:
+        check_free_space(folder, is_begun)
+    except StoreError as error:
+        return str(error)
+    return None
 
 
 def environment_of(entry: Entry) -> dict[str, str]:
