@@ -44,13 +44,35 @@ class PhaseSetting:
     cores: frozenset[int] | None = None
 
 
+@dataclass
+class _Threads:
+    """torch's number of threads: what stood before an engine set its own, and what one set last."""
+
+    before: int = 0
+    by_engine: int | None = None
+
+
+_THREADS = _Threads()
+
+
+def own_threads() -> int:
+    """Torch's own number of threads, whatever an engine of this process has set: another arm's would be inherited."""
+    now = torch.get_num_threads()
+    return _THREADS.before if now == _THREADS.by_engine else now
+
+
+def _set_threads(n_threads: int) -> None:
+    _THREADS.before, _THREADS.by_engine = own_threads(), n_threads
+    torch.set_num_threads(n_threads)
+
+
 def phase_setting(cores: str | None, threads: int | None) -> PhaseSetting:
     """A thread for each core, where `threads` does not say otherwise; torch's own number without either.
 
     Raises `EngineError` for cores that cannot be had.
     """
     if cores is None:
-        return PhaseSetting(threads or torch.get_num_threads())
+        return PhaseSetting(threads or own_threads())
     try:
         wanted = parse_cores(cores)
     except ValueError as error:
@@ -138,7 +160,7 @@ class PhaseCores:
 
     def make_ready(self) -> None:
         """Before a request, outside of its time: torch's number of threads, and workers that can be told apart."""
-        torch.set_num_threads(self.n_threads)
+        _set_threads(self.n_threads)
         if not self._is_binding:
             return
         self._home = frozenset(os.sched_getaffinity(0))
@@ -169,7 +191,7 @@ class PhaseCores:
         if setting is self._now:
             return
         self._now = setting
-        torch.set_num_threads(setting.n_threads)
+        _set_threads(setting.n_threads)
         if not self._is_binding:
             return
         cores = self._home if setting.cores is None else setting.cores

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engines.answers import Answer, Limits, Loglikelihood, answer_to, packed
 from engines.base import HeldWeights, PhaseListener, unheard
-from engines.cores import PhaseCores, PhaseSetting
+from engines.cores import PhaseCores, PhaseSetting, own_threads
 from engines.counting import Counting
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, expert_layers
@@ -126,7 +126,7 @@ class ReferenceEngine:
         self._ranks = ranks
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s if backend is None else synchronised(now_s, backend.device)
-        self._cores = cores or PhaseCores(one := PhaseSetting(threads or torch.get_num_threads()), one)
+        self._cores = cores or PhaseCores(one := PhaseSetting(threads or own_threads()), one)
         self._expert_memory = expert_memory
         self._plans_first = plans_first
         self._technique: Technique | None = None

@@ -18,7 +18,7 @@ from devices.clock import MonotonicClock
 from devices.host import Host
 from engines import cores
 from engines.base import PhaseEvent, unheard
-from engines.cores import PhaseCores, phase_setting, why_not_bound
+from engines.cores import PhaseCores, PhaseSetting, own_threads, phase_setting, why_not_bound
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.observers import SparseLayerStep
@@ -369,3 +369,14 @@ def test_cores_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch) 
     assert why_not_bound(frozenset({USABLE[0]})) == (
         "OMP_PROC_BIND='close' has OpenMP bind torch's threads otherwise; unset it"
     )
+
+
+def test_an_arm_without_threads_has_torchs_own_number_whatever_an_arm_before_it_set() -> None:
+    own = torch.get_num_threads()
+    wide = PhaseSetting(own + 2)
+    PhaseCores(wide, PhaseSetting(own + 3)).make_ready()
+    assert torch.get_num_threads() == own + 3
+    PhaseCores(wide, wide).make_ready()
+    assert phase_setting(None, None).n_threads == own_threads() == own
+    torch.set_num_threads(own + 5)  # by no engine: the program's own from now on
+    assert own_threads() == own + 5
