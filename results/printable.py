@@ -23,7 +23,8 @@ def printable(text: str, longest: int = LONGEST) -> str:
 
 def n_digits(number: int) -> int:
     """Of one that may be too long to be printed: Python refuses it from some thousands of digits on."""
-    return math.floor(math.log10(abs(number))) + 1
+    about = round(math.log10(abs(number)))
+    return about + 1 if abs(number) >= int(10**about) else about
 
 
 TURNS_LINES = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")

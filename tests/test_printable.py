@@ -17,7 +17,7 @@ from engines.pricing.shapes import NAMED_SHAPES
 from harness.cross.pages import write_page
 from harness.cross.table import Question
 from harness.terminal import PrintableLog
-from results.printable import on_page, printable
+from results.printable import n_digits, on_page, printable
 from tests.command import joulebench
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.machine import FakeDevice, FakeMachine
@@ -118,3 +118,10 @@ def test_no_control_character_of_a_phone_reaches_the_terminal(
     done = joulebench(*arguments)
     assert "FAKE" in done.stdout + done.stderr
     assert not controls(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 308, 309, 4300, 5000])
+def test_digits_of_a_number_beside_a_power_of_ten(n: int) -> None:
+    """10^n - 1 is n nines, and 10^n a one and n noughts."""
+    power = 10**n
+    assert [n_digits(one) for one in (power - 1, power, power + 1, 1 - power)] == [n, n + 1, n + 1, n]
