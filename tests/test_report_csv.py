@@ -121,7 +121,7 @@ def test_links_of_the_devices_are_followed_and_others_are_replaced(
     assert (other.is_symlink(), other.read_text(), target.read_text()) == (False, "its own", "kept, through")
 
 
-@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd", "/dev/../dev/fd", f"/proc/{os.getpid()}/fd"])
 def test_an_open_file_is_written_where_it_stands(tmp_path: Path, folder: str) -> None:
     if not Path(folder).is_dir():
         pytest.skip(f"this system has no {folder}")
@@ -141,12 +141,13 @@ def test_an_open_file_is_written_where_it_stands(tmp_path: Path, folder: str) ->
         assert log.read_text() == left
 
 
-def test_a_table_on_standard_output_comes_between_what_is_printed_and_keeps_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/../dev/stdout"])
+def test_a_table_on_standard_output_comes_between_what_is_printed_and_keeps_the_file(tmp_path: Path, name: str) -> None:
     log = tmp_path / "log"
     log.write_text("old\n")
     script = (
         "from pathlib import Path; from results.report.files import replace_text\n"
-        "print('before'); replace_text(Path('/dev/stdout'), 'table\\n'); print('after')"
+        f"print('before'); replace_text(Path({name!r}), 'table\\n'); print('after')"
     )
     with log.open("ab") as output:
         subprocess.run([sys.executable, "-c", script], stdout=output, check=True)

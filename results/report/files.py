@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TextIO
 
 STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
-DESCRIPTORS = re.compile("(?:/dev/fd|/proc/self/fd)/([0-9]{1,9})")
-"""Names of what this process has open."""
+DESCRIPTORS = re.compile("(?:/dev|/proc/([0-9]+))/fd/([0-9]{1,9})")
+"""Names of what a process has open: of this one, or of the one with that number."""
 DEVICE_FOLDER = "/dev"
 """Links in it are followed. Other links are replaced, as files are: a folder of others does not choose where else is
 written."""
@@ -61,9 +61,11 @@ def check_folder(folder: Path) -> None:
 
 def _written_into(path: Path) -> TextIO | None:
     """Opened; None of what is replaced. A folder is opened too, which is an error that says so."""
-    name = str(path.absolute())
+    # The folder by its one name: /dev/../dev is /dev, and /proc/self a link.
+    name = os.path.join(os.path.realpath(path.parent), path.name)
     found = DESCRIPTORS.fullmatch(name)
-    number = int(found[1]) if found else STREAMS.get(name)
+    is_own = found is not None and found[1] in (None, str(os.getpid()))
+    number = int(found[2]) if found is not None and is_own else STREAMS.get(name)
     if number is not None:
         # To open its name would open a file anew, from its start. What was printed before comes before.
         for stream in filter(None, (sys.stdout, sys.stderr)):
