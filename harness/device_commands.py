@@ -209,9 +209,9 @@ def _device_spec(device: str, meter: str, app: str | None = None) -> DeviceSpec:
     from pydantic import ValidationError
 
     from harness.device_problems import device_problems
-    from harness.device_specs import MODEL_PREFIX
     from harness.problems import told
     from harness.schema import DEVICE
+    from results.records import MODEL_PREFIX
 
     if device.startswith(MODEL_PREFIX):
         fail(

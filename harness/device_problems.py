@@ -13,7 +13,6 @@ from harness.combinations import sheet_of
 from harness.device_specs import (
     ANDROID_METERS,
     IOS_METERS,
-    MODEL_PREFIX,
     AndroidSpec,
     DeviceSpec,
     HostSpec,
@@ -22,6 +21,7 @@ from harness.device_specs import (
 )
 from harness.plan_values import shown
 from harness.problems import nearest
+from results.records import MODEL_PREFIX
 
 
 def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:
@@ -32,7 +32,7 @@ def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:
         return _phone_problems(path, device)
     if device.name == "host":
         return _host_problems(path, device)
-    known = ["host", "adb:SERIAL", "ios:UDID", *(f"model:{s}" for s in available_sheets())]
+    known = ["host", "adb:SERIAL", "ios:UDID", *(f"{MODEL_PREFIX}{s}" for s in available_sheets())]
     return iter([f"{path}.name: unknown device {shown(device.name)}; {nearest(device.name, known)}"])
 
 

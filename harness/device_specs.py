@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from harness.plan_values import MAX_NAME
-from results.records import Record
+from results.records import MODEL_PREFIX, Record
 
 if TYPE_CHECKING:
     from devices.models.sheet import SheetRef
 
-MODEL_PREFIX, ANDROID_PREFIX, IOS_PREFIX = "model:", "adb:", "ios:"
+ANDROID_PREFIX, IOS_PREFIX = "adb:", "ios:"
 IOS_METERS: tuple[Literal["battery", "energy gauge"], ...] = ("battery", "energy gauge")
 """The whole phone in watts, or one app in units of Apple's own."""
 ANDROID_METERS: tuple[Literal["battery", "rails"], ...] = ("battery", "rails")

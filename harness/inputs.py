@@ -21,7 +21,7 @@ from devices.models.sheet import sheet_path
 from engines.errors import EngineError
 from engines.model.checkpoints import decisive_files
 from engines.profile_files import profile_files, profile_folder
-from harness.device_specs import MODEL_PREFIX, HostSpec, ModelledSpec
+from harness.device_specs import HostSpec, ModelledSpec
 from harness.external.base import ExternalSpec
 from harness.external_parts import files_of
 from harness.file_digests import file_digests
@@ -33,6 +33,7 @@ from harness.schema import EngineSpec
 from harness.state import state_folder
 from harness.variables import is_setting
 from results.file_state import file_state
+from results.records import MODEL_PREFIX
 from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, Input, shown_value
 
 SCHEDULERS = {

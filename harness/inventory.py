@@ -14,7 +14,7 @@ from harness.catalog import METERS, TECHNIQUES, WORKLOADS
 from harness.device_specs import HostSpec
 from harness.external.catalog import EXTERNAL
 from harness.schema import TECHNIQUE, TrialProtocol
-from results.records import Record
+from results.records import MODEL_PREFIX, Record
 
 Row = dict[str, Any]
 
@@ -29,7 +29,8 @@ def catalog_rows(what: str) -> list[Row]:
         ]
     if what == "devices":
         sheets = [
-            {"name": f"model:{s}", "what": f"hardware sheet: {load_sheet(s).description}"} for s in available_sheets()
+            {"name": f"{MODEL_PREFIX}{s}", "what": f"hardware sheet: {load_sheet(s).description}"}
+            for s in available_sheets()
         ]
         phone = {
             "name": "adb:SERIAL",
@@ -124,7 +125,7 @@ def device_rows() -> list[Row]:
     for sheet in map(load_sheet, available_sheets()):
         rows.append(
             {
-                "device": f"model:{sheet.name}",
+                "device": f"{MODEL_PREFIX}{sheet.name}",
                 "meter": "timeline",
                 "method": "modelled",
                 "ready": True,

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.device_specs import MODEL_PREFIX
 from results.derivation import is_priced_by
+from results.records import MODEL_PREFIX
 from results.runs import SHA256, SHOWN_DIGITS
 from results.units import signed
 

@@ -100,7 +100,7 @@ def run_effects(run: RunData, say: Callable[[str], object]) -> list[Effect]:
 
 def _asked(run: RunData) -> Iterator[Asked]:
     from devices.models.operations import operations_of
-    from harness.device_specs import MODEL_PREFIX
+    from results.records import MODEL_PREFIX
 
     arms, trials = arms_of(run.cells), trials_of(run)
     places = dict.fromkeys((cell.device, cell.workload) for cell in run.cells if cell.device.startswith(MODEL_PREFIX))

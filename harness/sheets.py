@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from devices.base import DeviceError
 from devices.models.sheet import Sheet, available_sheets, load_sheet, parse_sheet, sheet_sha256
-from harness.device_specs import MODEL_PREFIX, ModelledSpec
+from harness.device_specs import ModelledSpec
 from harness.inputs import sheet_input
+from results.records import MODEL_PREFIX
 from results.runs import HARDWARE_SHEET, SHA256, Input, OwnSheet, RunData
 from results.store import StoreError
 

@@ -14,6 +14,7 @@ from harness.terminal import table_of_arms
 from results.cells import disturbances, without_figures
 from results.counters import COUNTERS
 from results.operations import extrapolation_notes
+from results.records import MODEL_PREFIX
 from results.rederivation import derivation_notes
 from results.resources import resource_notes
 from results.roads import arithmetic_notes, placement_notes, road_notes
@@ -65,7 +66,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
         console.print(line, markup=False, highlight=False)
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
-    meters = meter_notes(run) if any(str(r["device"]).startswith("model:") for r in rows) else {}
+    meters = meter_notes(run) if any(str(r["device"]).startswith(MODEL_PREFIX) for r in rows) else {}
     notes = [
         *_notes(rows, meters),
         *resource_notes(derived.resources),
@@ -290,7 +291,7 @@ def _notes(rows: list[dict[str, Any]], meters: Mapping[tuple[str, str], str]) ->
     notes = [f"± is half the 95 % interval over the trials{of_scores}; n: trials."]
     for device in dict.fromkeys(str(r["device"]) for r in rows if r["energy_method"] == "modelled"):
         why = "CPU time x watts of a sheet"
-        if device.startswith("model:"):
+        if device.startswith(MODEL_PREFIX):
             why = next((note for (name, _), note in meters.items() if name == device), "by a hardware sheet")
         notes.append(f"{device}: joules are modelled, not measured ({why}).")
     if any(isinstance(r["model_note"], str) and "random" in r["model_note"] for r in rows):

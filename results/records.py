@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,6 +211,8 @@ NO_MODEL = "no model ran"
 """The note on a model that is only a shape, whose routing was played: it answered nothing that could be right."""
 PRICED_AS = " priced as "
 """In a cell's model: between the one that computes and the shape that a sheet prices."""
+MODEL_PREFIX: Final = "model:"
+"""Before the sheet in the name of a modelled device."""
 
 
 TraceKind = Literal["power", "counter", "held", "raw"]

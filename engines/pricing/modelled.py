@@ -26,7 +26,7 @@ from engines.techniques.context import ModelSizes
 from results.counters import CountedLayers, EngineCounters
 from results.environments import Road
 from results.expert_heat import ExpertHeat
-from results.records import Completion, Request
+from results.records import MODEL_PREFIX, Completion, Request
 
 
 class ObservedEngine(Protocol):
@@ -62,7 +62,7 @@ class ModelledEngine:
         shape: ModelShape,
         computed: ModelSizes | None = None,
     ) -> None:
-        self.device = f"model:{timeline.sheet.name}"
+        self.device = f"{MODEL_PREFIX}{timeline.sheet.name}"
         self._reference = reference
         self._timeline = timeline
         self._backbone = backbone

@@ -25,10 +25,10 @@ from harness.sweep import PathError, set_value
 from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN
 from harness.variables import is_carried
 from results.database import DATABASE, StoreError
+from results.records import MODEL_PREFIX
 from results.run_folders import check_free_space
 
 PHONES = ("adb:", "ios:")
-MODELLED = "model:"
 MESSAGE_VARIABLE = "JOULEBENCH_MESSAGE"
 MESSAGE_PLACE = "{}"
 """In the arguments of `--notify`."""
@@ -62,7 +62,7 @@ class RealWorld:
         with ExitStack() as closing:
             closing.callback(self._locks.clear)
             try:
-                for name in sorted(name for name in names if not name.startswith(MODELLED)):
+                for name in sorted(name for name in names if not name.startswith(MODEL_PREFIX)):
                     self._make_ready(entry, name, gates, closing)
             except DeviceError as error:
                 raise NotNowError(str(error), is_fault=True) from error

@@ -18,14 +18,13 @@ from urllib.parse import quote
 
 from pydantic import Field, ValidationError
 
-from harness.device_specs import MODEL_PREFIX
 from harness.plan_values import MAX_NAME
 from harness.state import state_folder
 from harness.tuning.engine_marks import EngineMark
 from results.environments import Environment
 from results.file_state import sha256_of_file
 from results.printable import printable
-from results.records import Method, Phase, Record
+from results.records import MODEL_PREFIX, Method, Phase, Record
 from results.report.files import replace_text
 
 TUNED_FORMAT: Literal[2] = 2

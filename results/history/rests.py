@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from results.history.settings import ABSENT
-from results.records import Cell
+from results.records import MODEL_PREFIX, Cell
 from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunInfo, shown_value
 
 PROTOCOL: Final = "protocol."
 NOT_OF_A_FIGURE: Final = ("repeats", "stop")
 """Of the protocol: how often was measured, which stands with each figure."""
 DEFAULT: Final = f"{ABSENT} (the default)"
-MODELLED: Final = "model:"
-"""Before the sheet in the name of a modelled device."""
 
 
 def rests_of(info: RunInfo, cells: Iterable[Cell]) -> dict[str, str]:
@@ -68,7 +66,7 @@ def _of_arm(rests: Mapping[str, str], model: str, device: str) -> Iterator[tuple
 
 
 def _is_sheet_of(sheet: str, device: str) -> bool:
-    own = device.removeprefix(MODELLED)
+    own = device.removeprefix(MODEL_PREFIX)
     return own == sheet or own.startswith(f"{sheet}[")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from results.cells import model_name, shared_cpu, trials_of
+from results.records import MODEL_PREFIX
 from results.roads import comparable_roads
 from results.runs import RunData
 
@@ -23,7 +24,7 @@ def subject_of(run: RunData, device: str) -> str:
     """Models with their notes, and the machine: "tiny (trained on generated text) on EPYC 7B13, 2 cores"."""
     models = list(dict.fromkeys(model_name(c) for c in run.cells if c.device == device))
     named = ", ".join(models) if len(models) <= SHOWN_MODELS else f"{len(models)} models"
-    if device.startswith("model:"):
+    if device.startswith(MODEL_PREFIX):
         return f"{named}; the machine is modelled"
     machine = run.info.environments.get(device)
     if machine is None:

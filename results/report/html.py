@@ -21,7 +21,7 @@ from results.cells import data_sources, disturbances, mark_words, usable, withou
 from results.environments import Environment
 from results.operations import extrapolation_notes
 from results.printable import on_page
-from results.records import Cell, Method
+from results.records import MODEL_PREFIX, Cell, Method
 from results.rederivation import derivation_notes
 from results.report import figures
 from results.report.accuracy import accuracy_tables
@@ -277,7 +277,7 @@ def _self_tests(run: RunData) -> list[tuple[str, list[str]]]:
     return [
         (device, self_test_lines(run.info.self_tests[device]) if device in run.info.self_tests else [])
         for device in devices
-        if not device.startswith("model:")
+        if not device.startswith(MODEL_PREFIX)
     ]
 
 
