@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    fail_each,
     print_rows,
     quiet_libraries,
 )
@@ -45,19 +47,13 @@ def fit(
     """Measure matrix products, copies, calls and whole requests here, and write a hardware sheet with its residuals."""
     quiet_libraries()
     raise_in_command()
-    if out.suffix != ".toml" or not out.stem:
-        fail(f"--out {out}: a sheet is a TOML file; end its name with .toml", EXIT_BAD_PLAN)
+    if problems := list(_name_problems(out)):
+        fail_each(problems, EXIT_BAD_PLAN)
     from devices.base import DeviceError
     from engines.curves.machine import doubts, fit_machine, points_text, residual_rows
     from engines.errors import EngineError
     from harness.host_lock import HOST, host_lock
 
-    files = (out, out.with_suffix(".csv"))
-    for path in files:
-        if path.exists() or path.is_symlink():
-            fail(f"{path}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
-        if not path.parent.is_dir():
-            fail(f"{path}: its folder does not exist; make it first", EXIT_BAD_PLAN)
     console = console_of(stderr=True)
     try:
         with console.status("making models of several shapes") as status:
@@ -80,7 +76,7 @@ def fit(
     if busy and not even_if_busy:
         fail(f"{'; '.join(busy)}; fit on a quiet machine, or give --even-if-busy", EXIT_DEVICE_NOT_READY)
     try:
-        for path, text in zip(files, (found.text, points_text(found)), strict=True):
+        for path, text in zip(_files(out), (found.text, points_text(found)), strict=True):
             _write_new(path, text)
     except OSError as error:
         fail(f"{out}: cannot be written ({error.strerror or error}); give another name", EXIT_NOT_WRITTEN)
@@ -89,10 +85,26 @@ def fit(
     if not as_json:
         for told in (*busy, *doubts({unit: one.residuals for unit, one in found.fitted.items()})):
             typer.echo(f"warning: {printable(told)}", err=True)
-        typer.echo(f"{printable(str(files[0]))}, {printable(str(files[1]))}: written")
+        typer.echo(f"{', '.join(printable(str(path)) for path in _files(out))}: written")
         typer.echo(
             f"To price with it: joulebench cross --machine {shlex.quote(printable(str(out)))} --weights {weights}"
         )
+
+
+def _files(out: Path) -> tuple[Path, Path]:
+    """The sheet, and its points."""
+    return out, out.with_suffix(".csv")
+
+
+def _name_problems(out: Path) -> Iterator[str]:
+    is_sheet = out.suffix == ".toml"
+    if not is_sheet:
+        yield f"--out {out}: a sheet is a TOML file; end its name with .toml"
+    for path in _files(out) if is_sheet else (out,):
+        if path.exists() or path.is_symlink():
+            yield f"{path}: exists already and is left as it is; give another name"
+    if not out.parent.is_dir():
+        yield f"{out}: its folder does not exist; make it first"
 
 
 def _busy(unit: str, measured: Measured) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, fail
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, fail, fail_each
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -62,29 +62,36 @@ def trace(
     except (OSError, ValueError) as error:
         fail(f"--out {out}: cannot be written ({error}); name another file", EXIT_NOT_WRITTEN)
     length_s = found.end_s - found.begin_s
-    typer.echo(f"{printable(str(out))}: {n:,} events in {length_s:.6g} s ({facts['time']}); open it in ui.perfetto.dev")
+    # Beside standard output, which may be the file.
+    told = f"{printable(str(out))}: {n:,} events in {length_s:.6g} s ({facts['time']}); open it in ui.perfetto.dev"
+    typer.echo(told, err=True)
     if own.decode_steps and not any(track.group == THREADS for track in found.tracks):
         kept = f"the first {len(own.decode_steps)} decode steps of the window"
-        typer.echo(f"What computed, waited and copied is kept of {kept}, and none of them is in this part.")
+        typer.echo(f"What computed, waited and copied is kept of {kept}, and none of them is in this part.", err=True)
 
 
 def _trial(run: RunData, cell: str | None, trial: str | None) -> Trial:
-    if trial is not None:
-        own = next((one for one in run.trials if one.trial_id == trial), None)
-        if own is None:
-            fail(f"--trial {trial[:80]}: the run has no such trial; trials.csv has their ids", EXIT_BAD_PLAN)
-        return own
     cells = [one for one in run.cells if cell in (None, one.cell_id, one.label)]
     cells = cells or [one for one in run.cells if cell == one.engine]
-    if len(cells) != 1:
+    problems = []
+    if not cells or (trial is None and len(cells) > 1):
         told = "; ".join(f"{one.cell_id} ({one.label})" for one in (cells or run.cells)[:MOST_TOLD])
         asked = "the run has several cells" if cell is None else f"--cell {cell[:80]}: "
         what = "" if cell is None else "several cells are of this arm" if cells else "the run has no such cell"
-        fail(f"{asked}{what}; name one with --cell: {told}", EXIT_BAD_PLAN)
-    (only,) = cells
-    own = next((one for one in run.trials if one.cell_id == only.cell_id and one.status == "ok"), None)
-    if own is None:
-        fail(f"cell {only.label}: none of its trials is ok, so nothing ran that could be shown", EXIT_BAD_PLAN)
+        problems.append(f"{asked}{what}; name one with --cell: {told}")
+    own_cells = {one.cell_id: one.label for one in cells}
+    if trial is not None:
+        own = next((one for one in run.trials if one.trial_id == trial), None)
+        if own is None:
+            problems.append(f"--trial {trial[:80]}: the run has no such trial; trials.csv has their ids")
+        elif cells and own.cell_id not in own_cells:
+            problems.append(f"--trial {trial[:80]}: of cell {own.cell_id}, and --cell names another; leave out --cell")
+    else:
+        own = next((one for one in run.trials if one.cell_id in own_cells and one.status == "ok"), None)
+        if own is None and not problems:
+            problems.append(f"cell {cells[0].label}: none of its trials is ok, so nothing ran that could be shown")
+    if own is None or problems:
+        fail_each(problems, EXIT_BAD_PLAN)
     return own
 
 

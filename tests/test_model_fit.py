@@ -38,6 +38,19 @@ def test_names_are_looked_at_before_anything_is_measured(tmp_path: Path, name: s
     assert (tmp_path / "there.toml").read_text() == "mine"
 
 
+def test_all_faults_of_a_name_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "there.toml").write_text("mine")
+    (tmp_path / "there.csv").write_text("mine")
+    both = joulebench("model", "fit", "--quick", "--out", str(tmp_path / "there.toml")).problems
+    kept = "exists already and is left as it is; give another name"
+    assert both == [f"error: {tmp_path / name}: {kept}" for name in ("there.toml", "there.csv")]
+    absent = tmp_path / "absent" / "mine.txt"
+    assert joulebench("model", "fit", "--quick", "--out", str(absent)).problems == [
+        f"error: --out {absent}: a sheet is a TOML file; end its name with .toml",
+        f"error: {absent}: its folder does not exist; make it first",
+    ]
+
+
 def test_a_device_that_is_not_here_is_told(tmp_path: Path) -> None:
     import torch
 

@@ -17,6 +17,7 @@ from devices.models.operation import Operation
 from results.copies import CopySpan, DecodeStep, LayerEnd, WaitSpan
 from results.records import PowerTrace
 from results.resources import resources_of, shown_resource
+from results.store import Store
 from results.trace_events import trace_document
 from results.tracks import Timelines, step_spans, timelines
 from tests.command import joulebench
@@ -228,6 +229,27 @@ def test_the_command_writes_a_step_of_a_run(finished_run: FinishedRun, tmp_path:
         refused = joulebench("trace", run, *wrong, "--out", str(out))
         assert refused.code == 2
         assert why in refused.stderr
+    refused = joulebench("trace", run, "--cell", "none", "--trial", "nothing", "--out", str(out))
+    assert [line.split(";")[0] for line in refused.problems] == [
+        "error: --cell none: the run has no such cell", "error: --trial nothing: the run has no such trial",
+    ]  # fmt: skip
+
+
+def test_a_trial_of_another_cell_is_refused(finished_run: FinishedRun, tmp_path: Path) -> None:
+    with Store.view(finished_run.directory) as store:
+        own, other = list({trial.cell_id: trial for trial in store.trials() if trial.status == "ok"}.values())[:2]
+    asked = ("trace", finished_run.directory, "--trial", own.trial_id, "--out", tmp_path / "trace.json", "--cell")
+    assert joulebench(*asked, own.cell_id).code == 0
+    refused = joulebench(*asked, other.cell_id)
+    assert (refused.code, f"--trial {own.trial_id}: of cell {own.cell_id}, and --cell" in refused.stderr) == (2, True)
+
+
+def test_standard_output_is_the_trace_alone(finished_run: FinishedRun) -> None:
+    with Store.view(finished_run.directory) as store:
+        trial = next(one.trial_id for one in store.trials() if one.status == "ok")
+    done = joulebench("trace", finished_run.directory, "--trial", trial, "--out", "/dev/stdout")
+    assert json.loads(done.stdout)["traceEvents"]
+    assert "events in" in done.stderr
 
 
 def test_the_command_says_where_threads_were_not_kept(tmp_path: Path) -> None:
@@ -237,6 +259,6 @@ def test_the_command_says_where_threads_were_not_kept(tmp_path: Path) -> None:
     plan = write_plan(tmp_path / "plan.toml", raw_plan(engine=[lru], workload=[lengths], protocol=FAST))
     run, out = tmp_path / "run", tmp_path / "step.json"
     assert joulebench("run", plan, "--out", run).code == 0
-    told = {step: joulebench("trace", run, "--step", step, "--out", out).stdout for step in ("0", "1")}
+    told = {step: joulebench("trace", run, "--step", step, "--out", out).stderr for step in ("0", "1")}
     words = "is kept of the first 2 decode steps of the window, and none of them is in this part"
     assert [words in " ".join(told[step].split()) for step in ("0", "1")] == [True, False], told
