@@ -130,7 +130,7 @@ def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
         if any(f", {form}," in row.conditions for form in ("f16", "int8 by int8", "int4 by int8"))
     ]
     assert f"all three models decode at {ratios(narrow, 1)} times llama.cpp's rate" in text
-    assert f"beside transformers it is {ratios(chosen('decode-batches', 'decode', 'transformers'), 1)}" in text
+    assert f"Beside transformers it is {ratios(chosen('decode-batches', 'decode', 'transformers'), 1)}." in text
     ours = [ratios(chosen("busy-neighbour", f"{phase}, ours", "alone"), 2) for phase in ("decode", "prefill")]
     assert f"decoding keeps {ours[0]} of its quiet rate, and a prompt {ours[1]}" in text
     theirs = [ratios(chosen("busy-neighbour", f"{phase}, llama.cpp", "alone"), 2) for phase in ("decode", "prefill")]
