@@ -360,7 +360,7 @@ def test_the_command_names_sides_writes_files_and_ends_with_1_where_b_is_worse(t
     rows = list(csv.DictReader(table.open(encoding="utf-8")))
     told = next(one for one in rows if one["metric"] == "e2e")
     assert float(told["change"]) == pytest.approx(0.2, abs=0.02)
-    assert page.read_text("utf-8").count('class="chart"') == 1
+    assert page.read_text("utf-8").count('class="chart wide"') == 1
     back = joulebench("compare", f"{folder}:b@1", f"{folder}:a", "--json")
     assert back.code == 0
     assert {one["verdict"] for one in json.loads(back.stdout)["rows"]} >= {"better"}
