@@ -29,7 +29,7 @@ from results.compare import (
     sample_scores,
 )
 from results.metrics import TECHNIQUE_METRICS
-from results.records import Cell, Phase
+from results.records import OF_A_RECORDING, Cell, Phase
 from results.roads import comparable_roads, unlike_roads
 from results.runs import RunData
 from results.tables import accuracy_rows
@@ -154,8 +154,9 @@ class Comparison:
             difference = self._difference(cell, reference, row, other, is_score)
         except UnlikeError as error:
             return Change(None, reason=f"not compared with {reference.engine}: {error}")
-        if row["method"] == "modelled" and difference.p is not None:
-            difference = replace(difference, p=None, test=None, reason=self._of_a_model(cell, row))
+        if row["method"] in ("modelled", "replayed") and difference.p is not None:
+            why = OF_A_RECORDING if row["method"] == "replayed" else self._of_a_model(cell, row)
+            difference = replace(difference, p=None, test=None, reason=why)
         base = other["mean"] if difference.base is None else difference.base
         percent = 100 * difference.mean / abs(base) if base else None
         return Change(difference, percent)

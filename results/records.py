@@ -30,6 +30,8 @@ Method = Literal[
 ]
 """How a figure came to be. `measured` is for clocks, memory and scores, `derived` for sizes that follow from what was
 loaded and for times that follow from a speed or another time; the others are for energy. Never mixed in one row."""
+OF_A_RECORDING = "the joules are of a recording, which does not know the arms"
+"""Why nothing is certain of `replayed` joules: an arm that takes longer hears more of the recording."""
 DerivedTime = Literal["first token", "prefill", "decode"]
 
 BACK = ":back"

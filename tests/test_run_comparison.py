@@ -20,6 +20,7 @@ from results.history.comparison import CompareError, Comparison, RunTold, Side, 
 from results.history.points import Figure
 from results.history.rests import changed_rests, rests_of
 from results.history.unlike import What
+from results.records import OF_A_RECORDING
 from results.report import compare_page
 from results.report.changes_page import WORSE, ChangesPage, Drawn, _chart
 from results.runs import OWN_CODE
@@ -208,6 +209,24 @@ def test_nothing_within_a_models_error_is_certain(tmp_path: Path) -> None:
     assert within.p < 1e-6
     assert (within.verdict, within.reason) == ("not certain", "within the model's own error")
     assert beyond.verdict == "worse"
+
+
+def test_joules_of_a_recording_are_never_certain(tmp_path: Path) -> None:
+    """A recording of 4 W makes four joules of each second, whatever the arm does: nine times in nine times the time."""
+    paths = []
+    for name, scale in (("a", 1.0), ("b", 9.0)):
+        lasted = times(scale, len(paths))
+        trials = [
+            made_trial("c1", i, s).model_copy(update={"energy": (reading("all", 4 * s, method="replayed"),)})
+            for i, s in enumerate(lasted)
+        ]
+        paths.append(write_run(tmp_path / name, [cell("c1")], trials))
+    found = between(*paths)
+    joules = row(found, "energy_per_response")
+    assert joules.p is not None
+    assert joules.p < 1e-6
+    assert (joules.verdict, joules.reason) == ("not certain", OF_A_RECORDING)
+    assert row(found).verdict == "worse"
 
 
 def test_machines_are_paired_without_their_names_and_one_trial_has_no_interval(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from harness.summary import _change
 from results.compare import compare_exponentials
 from results.environments import Road
 from results.ratios import ONE_PAIR
-from results.records import Score
+from results.records import OF_A_RECORDING, Score
 from results.report.against import MODELLED_ONCE
 from results.report.html import html_text
 from results.report.standings import standings_table
@@ -144,6 +144,22 @@ def test_a_change_that_nothing_tests_says_why_on_the_terminal() -> None:
 
 
 # --- a model that states no error ------------------------------------------------------------------------------------
+
+
+def replayed(name: str, seconds: Sequence[float]) -> list[Trial]:
+    """Of a recording of 10 W."""
+    return [
+        one.model_copy(update={"energy": (reading("all", 10 * s, method="replayed", meter="replay"),)})
+        for s, one in zip(seconds, lasting(name, seconds), strict=True)
+    ]
+
+
+def test_no_arm_has_the_fewest_joules_of_a_recording_although_the_fastest_is_certain() -> None:
+    trials = [*replayed("first", noisy(1.0)), *replayed("second", noisy(9.0, -1))]
+    told = [one[1] for one in screen(run(named("first", "second"), trials)).sentences]
+    assert told[0].startswith("Fastest for certain: first")
+    (joules,) = (one for one in told if one.startswith("Fewest joules"))
+    assert joules == f"Fewest joules: not certain between first, second ({OF_A_RECORDING})."
 
 
 def modelled(joules: dict[str, float], **changes: Any) -> list[Trial]:

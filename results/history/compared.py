@@ -22,6 +22,7 @@ import numpy as np
 
 from results.compare import Difference, mean_difference
 from results.history.points import Figure
+from results.records import OF_A_RECORDING
 from results.statistics import CONFIDENCE, NORMAL_95
 
 RATE: Final = 1 - CONFIDENCE
@@ -149,6 +150,8 @@ def _judged(row: Compared, least: float) -> Compared:
         return replace(row, verdict="not certain")
     if abs(change) < least:
         return replace(row, verdict="not certain", reason="smaller than what counts (--least)")
+    if "replayed" in (row.first.method, row.second.method if row.second else None):
+        return replace(row, verdict="not certain", reason=OF_A_RECORDING)
     if row.model_error is not None and abs(math.log1p(change)) <= NORMAL_95 * row.model_error:
         stated = "the model states no error" if math.isinf(row.model_error) else "within the model's own error"
         return replace(row, verdict="not certain", reason=stated)

@@ -127,6 +127,8 @@ def differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
     """Whether two figures differ for certain: beyond the interval of their pairs, and beyond the error of a model."""
     if ratio is None or ratio.value is None or ratio.value <= 0 or within_rounding(ratio):
         return False
+    if "replayed" in (figure.method, other.method):
+        return False
     if says_otherwise(figure, other, ratio) is not None:
         return False
     if figure.model_error is not None or other.model_error is not None:

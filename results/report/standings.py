@@ -20,7 +20,7 @@ import pandas as pd
 
 from results.operations import operations_table
 from results.ratios import Ratio
-from results.records import Cell, Method
+from results.records import OF_A_RECORDING, Cell, Method
 from results.report.against import (
     MODELLED_ONCE,
     WITHIN_ROUNDING,
@@ -351,6 +351,8 @@ def _verdict(quantity: Quantity, figures: Sequence[ArmFigure], standings: Sequen
 
 
 def _why_open(quantity: Quantity, figure: ArmFigure, best: ArmFigure, found: Against) -> str:
+    if "replayed" in (figure.method, best.method):
+        return OF_A_RECORDING
     if math.inf in (figure.model_error, best.model_error):
         return NO_STATED_ERROR[quantity]
     if best.model_error is not None and found.reason in (None, MODELLED_ONCE):
