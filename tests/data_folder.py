@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-_FOLDER = Path(os.environ.pop("JOULEBENCH_DATA", "") or Path(__file__).parents[2] / "shared" / "data")
+_OF_TESTS = "JOULEBENCH_TESTS_DATA"
+"""Where pytest's workers find it."""
+_FOLDER = Path(
+    os.environ.pop("JOULEBENCH_DATA", "") or os.environ.get(_OF_TESTS) or Path(__file__).parents[2] / "shared" / "data"
+)
 """Taken out of the environment: what is tested would read it too, and then find data where a test means none."""
+os.environ[_OF_TESTS] = str(_FOLDER)
 
 
 def data_folder() -> Path:

@@ -56,10 +56,11 @@ class Tokenizer:
             )
         config_path = folder / TOKENIZER_CONFIG
         self._config = read_json(config_path) if config_path.is_file() else {}
-        own = self._own_ids("eos_token")
+        with _rust_errors(f"{config_path}: a special token that is no text", "fetch the file again"):
+            own, begin = self._own_ids("eos_token"), self._own_ids("bos_token")
         # Its own first: lm-eval puts that one before a text without context, wherever the model's list has it.
         self.eos_token_ids = tuple(sorted(eos_token_ids, key=lambda i: i not in own)) or own
-        self.bos_token_id: int | None = next(iter(self._own_ids("bos_token")), None)
+        self.bos_token_id: int | None = next(iter(begin), None)
         outside = [i for i in self.eos_token_ids if not 0 <= i < embedding_rows]
         if outside:
             raise EngineError(
