@@ -228,6 +228,20 @@ def test_oldest_builds_go_and_their_libraries(folder: Path, monkeypatch: pytest.
     assert len(list(folder.glob("*.so"))) == 2
 
 
+def test_build_of_a_clock_that_was_set_back_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be the oldest of all, dropped as soon as it is made, and made again at each start."""
+    monkeypatch.setattr(cache, "KEPT_BUILDS", 2)
+    cache.prepared(folder)
+    tomorrow = time.time() + 86400
+    for name in ("one.json", "two.json"):
+        (folder / name).write_text("")
+        os.utime(folder / name, (tomorrow, tomorrow))
+    assert load_anew().kernels is not None
+    before = stamps(folder)
+    assert load_anew().kernels is not None
+    assert stamps(folder) == before, "built once"
+
+
 def test_library_without_a_manifest_goes_once_nobody_can_be_writing_it(folder: Path) -> None:
     cache.prepared(folder)
     for name, age_s in (("kernels-old.so", 7200), ("kernels-new.so", 60)):

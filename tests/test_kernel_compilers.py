@@ -17,7 +17,7 @@ from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, comp
 from results.environments import TORCH_ALONE
 from tests.benchmarks.first_start import NAME, factors
 from tests.benchmarks.measurement import read_json
-from tests.kernel_builds import load_anew, program, user_cache
+from tests.kernel_builds import load_anew, program, stamps, user_cache
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is nothing to keep")
 
@@ -114,6 +114,35 @@ def test_compiler_that_fails_is_named_with_its_reason(
     assert words in found.reason
     assert len(found.reason) < 600
     assert [path.name for path in folder.iterdir()] == []
+
+
+def test_full_disk_under_the_compiler_is_told_with_what_helps(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is GCC 12's own, of a full TMPDIR."""
+    (tmp_path / "bin").mkdir()
+    said = "k.cpp:1:699: fatal error: error closing /tmp/ccRRWZQO.s: No space left on device"
+    program(tmp_path / "bin" / "c++", f"echo '{said}' >&2; exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    found = load_anew()
+    assert found.kernels is None
+    assert f"{said}; make room in " in str(found.reason)
+    assert str(found.reason).endswith(", or set TMPDIR to a folder that has some")
+
+
+@pytest.mark.parametrize("variable", ["CXX", FLAGS_VARIABLE])
+def test_path_or_flag_that_is_no_text_is_built_with_and_kept(
+    variable: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    os.mkdir(named)
+    os.symlink(shutil.which("c++") or "c++", f"{named}/g++")
+    monkeypatch.setenv(variable, f"{named}/g++" if variable == "CXX" else os.fsdecode(b"-DX=\xff"))
+    first = load_anew()
+    assert first.kernels is not None
+    before = stamps(folder)
+    assert load_anew().manifest == first.manifest
+    assert stamps(folder) == before, "built once"
 
 
 def test_compiler_that_takes_too_long_is_told_with_what_helps(

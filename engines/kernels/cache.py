@@ -152,14 +152,15 @@ def add(folder: Path, compiler: Compiler) -> Kept:
             sha256=hashlib.sha256(contents).hexdigest(),
             n_bytes=len(contents),
             compiler=made.version,
-            command=shlex.join((*compiler.command, *flags())),
+            # A path or a flag may hold bytes that are no text, which no manifest can.
+            command=shlex.join((*compiler.command, *flags())).encode(errors="replace").decode(),
             needs=made.needs,
         )
         path = folder / f"{source_key()}-{compiler.key}.json"
         # Each at once and the manifest last: another process never sees one that names half a file.
         library = _put(folder / manifest.library_name, contents)
         kept = Kept(library, contents, manifest, _put(path, manifest.model_dump_json().encode()))
-        _drop_old(folder)
+        _drop_old(folder, path)
     except OSError as error:
         raise CacheError(f"{folder} cannot be written ({error}); set XDG_CACHE_HOME to a folder that can") from error
     logger.info("built %s with %s", library, compiler)
@@ -180,9 +181,9 @@ def _put(path: Path, contents: bytes) -> Path:
         raise
 
 
-def _drop_old(folder: Path) -> None:
-    """Raises `OSError`."""
-    manifests = sorted(folder.glob("*.json"), key=_changed_ns, reverse=True)
+def _drop_old(folder: Path, made: Path) -> None:
+    """made: stays, also where the clock was set back and others look newer. Raises `OSError`."""
+    manifests = sorted(folder.glob("*.json"), key=lambda path: (path == made, _changed_ns(path)), reverse=True)
     for path in manifests[KEPT_BUILDS:]:
         clear(path)
     named = set()

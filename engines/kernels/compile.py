@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import logging
@@ -17,6 +18,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,12 +172,14 @@ def compile_kernels(compiler: Compiler, target: Path) -> Built:
         said = done.stderr.strip()
         first = next((line for line in said.splitlines() if "error" in line), said)
         why = shown(first) or f"it ended with {done.returncode} and wrote no library"
-        raise CompileError(f"{compiler} failed on {SOURCE.name}: {why}; {_what_may_help()}")
+        raise CompileError(f"{compiler} failed on {SOURCE.name}: {why}; {_what_may_help(said)}")
     version = _run(compiler, [*compiler.command, "--version"]).stdout.strip()
     return Built(shown(version.partition("\n")[0]) or str(compiler), asked.needs)
 
 
-def _what_may_help() -> str:
+def _what_may_help(said: str) -> str:
+    if os.strerror(errno.ENOSPC) in said:
+        return f"make room in {tempfile.gettempdir()}, or set TMPDIR to a folder that has some"
     own = os.environ.get(FLAGS_VARIABLE)
     if own:
         return f"{FLAGS_VARIABLE} asks for {shown(own)}: mend it, or leave it out"
