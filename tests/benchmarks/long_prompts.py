@@ -23,8 +23,9 @@ PAGE = "long-prompts"
 SHORT, PROMPTS = 1024, (4096, 16384)
 SHARE = 0.8
 """Of the short prompt's rate, that a long one is to keep."""
-FP32_ATTENTION, FP32_PRODUCT = 2 * 210, 505
-"""GFLOP/s of two cores with AVX-512: what attention reaches (decision 29), and the fastest large product known."""
+FP32_ATTENTION, FP32_PRODUCT, INT8_PRODUCT = 2 * 210, 505, 2022
+"""GFLOP/s of two cores of a Zen 5 with AVX-512: what attention reaches (decision 29), and the fastest large products
+known."""
 
 
 def measurements(
@@ -58,20 +59,24 @@ def measurements(
 def remarks() -> str:
     longest = max(PROMPTS)
     shares = {name: attention_flop(longest) / prefill_flop(name, longest) for name in MODELS}
+
+    def at_most(share: float, attention: int) -> float:
+        return 1 / (share / attention + (1 - share) / INT8_PRODUCT)
+
     said = "; ".join(
-        f"{name}: {share:.2f}, so {FP32_ATTENTION / share:.0f} and {FP32_PRODUCT / share:.0f}"
+        f"{name}: {share:.2f}, so {at_most(share, FP32_ATTENTION):.0f} and {at_most(share, FP32_PRODUCT):.0f}"
         for name, share in shares.items()
     )
     return (
         f"The models and forms of [engine speed](engine-speed.md), {torch.get_num_threads()} threads, batch 1. "
         "Operations are those of the matrices and of causal attention, whose part grows with the prompt; attention is "
         f"bf16 in the form bf16 by bf16 and fp32 in others. A long prompt is to keep {SHARE} of the rate of {SHORT} "
-        f"tokens.\n\nInt8 by int8 cannot keep it while attention is fp32. If s is attention's share of the operations, "
-        "A its rate and P that of the products, a prompt runs at 1 / (s / A + (1 - s) / P): less than A / s, however "
-        f"fast the products are. With {longest} tokens s is as follows, and A / s in GFLOP/s for the {FP32_ATTENTION} "
-        f"that fp32 attention reaches on two cores with AVX-512, and for {FP32_PRODUCT}, the fastest large fp32 "
-        f"product known there (derived): {said}. [Why attention is not rounded]"
-        "(../decisions/0029-int8-arithmetic.md) where a plan asks for int8."
+        "tokens.\n\nFaster products do not bring int8 by int8 there while attention is fp32. If s is attention's share "
+        "of the operations, A its rate and P that of the products, a prompt runs at 1 / (s / A + (1 - s) / P). With "
+        f"{longest} tokens s is as follows, and so is that rate in GFLOP/s on two cores of a Zen 5 with AVX-512, if "
+        f"products ran at {INT8_PRODUCT}, the fastest large one known in int8, and attention at the {FP32_ATTENTION} "
+        f"that it reaches or at {FP32_PRODUCT}, the fastest large fp32 product known (derived): {said}. [Why attention "
+        "is not rounded](../decisions/0029-int8-arithmetic.md) where a plan asks for int8."
     )
 
 
