@@ -12,11 +12,11 @@ import numpy as np
 from results.database import transaction
 from results.environments import Environment
 from results.records import Cell, Score
-from results.runs import Input, RunInfo
+from results.runs import Input
 from results.sealed_rows import insert
 from results.store import NO_TRACE_FILE, Store
 from results.trials import Trial
-from tests.run_builders import ENVIRONMENT, cell, completion, reading, trial
+from tests.run_builders import ENVIRONMENT, cell, completion, reading, run_info, trial
 
 START = datetime(2026, 1, 1, 3, 0, tzinfo=UTC)
 ASKED = "5" * 64
@@ -49,12 +49,11 @@ def write_run(
     protocol: Mapping[str, Any] | None = None,
 ) -> Path:
     devices = dict.fromkeys(one.device for one in cells)
-    info = RunInfo(
+    info = run_info(
+        name,
         run_id=f"{folder.name}-id",
-        name=name,
         created_at=(START + timedelta(days=day)).isoformat(),
         plan={"name": name} | ({"protocol": dict(protocol)} if protocol else {}),
-        plan_hash="0",
         environments=dict.fromkeys(devices, environment),
         inputs=tuple(Input(name=key, value=value) for key, value in (inputs or {}).items()),
     )

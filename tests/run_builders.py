@@ -133,14 +133,24 @@ def failed(cell_id: str = "c1", repeat: int = 0, error: str = HOSTILE, **changes
     return trial(cell_id, repeat, completions=(), status="failed", failure=failure, **changes)
 
 
+def run_info(name: str = "example", **changes: Any) -> RunInfo:
+    fields: dict[str, Any] = {
+        "run_id": "r1",
+        "name": name,
+        "created_at": "2026-11-21T09:00:00Z",
+        "plan": {"name": name},
+        "plan_hash": "0",
+        "environments": {"host": ENVIRONMENT},
+    }
+    return RunInfo(**fields | changes)
+
+
 def run(
     cells: Sequence[Cell], trials: Sequence[Trial], traces: dict[str, tuple[PowerTrace, ...]] | None = None
 ) -> RunData:
     stored = traces or {}
-    info = RunInfo(
+    info = run_info(
         run_id="20261121-090000-ab12",
-        name="example",
-        created_at="2026-11-21T09:00:00Z",
         plan={"name": "example", "repeats": 5, "protocol": {"warmup": 1, "limit_w": None}, "arms": [{"engine": "ref"}]},
         plan_hash="5f2c9b",
         environments=dict.fromkeys(dict.fromkeys(c.device for c in cells), ENVIRONMENT),

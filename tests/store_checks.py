@@ -12,19 +12,11 @@ from typing import Any
 import numpy as np
 
 from results.records import PowerTrace
-from results.runs import RunInfo
 from tests.fakes.waveforms import trace
-from tests.run_builders import ENVIRONMENT, cell
+from tests.run_builders import cell, run_info
 
 ROOT = Path(__file__).parents[1]
-INFO = RunInfo(
-    run_id="r1",
-    name="example",
-    created_at="2026-11-21T09:00:00Z",
-    plan={"name": "example", "nested": {"limit": None, "list": [1, 2.5, "x"]}},
-    plan_hash="5f2c9b",
-    environments={"host": ENVIRONMENT},
-)
+INFO = run_info(plan={"name": "example", "nested": {"limit": None, "list": [1, 2.5, "x"]}}, plan_hash="5f2c9b")
 CELLS = [cell("c2"), cell("c1")]
 POWER = trace("power", [0.0, 0.5, 1.0], [5.0, 6.0, 7.0], 0.5, gaps_s=((0.1, 0.2), (0.3, 0.4)), note="n")
 

@@ -11,10 +11,9 @@ from harness.fleet.coordinator import Coordinator
 from harness.fleet.members import Members
 from harness.fleet.queue import Finished, TrialQueue
 from harness.fleet.road import Came, Down, Event, Lost
-from results.runs import RunInfo
 from results.store import Store
 from tests.benchmarks.fleet_scale import DEVICES, SimulatedWork, SleepingDevices, cells
-from tests.run_builders import ENVIRONMENT
+from tests.run_builders import ENVIRONMENT, run_info
 
 N = 4
 OURS = DEVICES[:N]
@@ -46,14 +45,7 @@ def test_what_is_lost_right_behind_an_answer_does_not_end_the_coordinator(
     tmp_path: Path, lost: Callable[[str], Event]
 ) -> None:
     """The answer was kept, its lease had ended meanwhile, and the coordinator ended with a traceback."""
-    info = RunInfo(
-        run_id="r",
-        name="lost",
-        created_at="2026-11-24T00:00:00Z",
-        plan={"name": "lost"},
-        plan_hash="0",
-        environments=dict.fromkeys(OURS, ENVIRONMENT),
-    )
+    info = run_info("lost", environments=dict.fromkeys(OURS, ENVIRONMENT))
     work, devices = SimulatedWork(N), LosingDevices(lost)
     with Store.create(tmp_path / "run", info, cells(N)) as store:
         coordinator = Coordinator(work, Members(OURS, tmp_path, info), devices, lambda line: None, devices.clock_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,53 +13,21 @@ import typer
 from scipy import stats
 
 from harness import compare_command
-from results.environments import Environment
 from results.history.compared import Compared
-from results.history.comparison import CompareError, Comparison, RunTold, Side, compare, told_of
+from results.history.comparison import CompareError, Comparison, Side
 from results.history.points import Figure
-from results.history.rests import changed_rests, rests_of
 from results.history.unlike import What
 from results.records import OF_A_RECORDING
 from results.report import compare_page
 from results.report.changes_page import WORSE, ChangesPage, Drawn, _chart
-from results.runs import OWN_CODE
-from results.store import Store
 from tests.command import joulebench
+from tests.compared_runs import between, read, row, times, written
 from tests.histories import made_trial, write_run
 from tests.run_builders import ENVIRONMENT, cell, failed, reading
 from tests.test_road import KERNELS as ROAD
 
 OTHER_CPU = ENVIRONMENT.model_copy(update={"cpu_model": "another"})
 NEWER = ENVIRONMENT.model_copy(update={"joulebench": "0.2.0"})
-
-
-def times(mean_s: float, seed: int, n: int = 8, spread: float = 0.01) -> list[float]:
-    return [float(t) for t in mean_s * (1 + spread * np.random.default_rng(seed).standard_normal(n))]
-
-
-def written(
-    folder: Path,
-    seconds: Sequence[float],
-    arm: str = "dropless",
-    environment: Environment = ENVIRONMENT,
-    **changes: object,
-) -> Path:
-    trials = [made_trial("c1", i, s, **changes) for i, s in enumerate(seconds)]  # type: ignore[arg-type]
-    return write_run(folder, [cell("c1", engine=arm)], trials, environment=environment)
-
-
-def read(folder: Path) -> RunTold:
-    with Store.view(folder) as store:
-        return told_of(store.data())
-
-
-def between(first: Path, second: Path, *allowed: What, **sides: str) -> Comparison:
-    own = [{k[:-2]: v for k, v in sides.items() if k.endswith(end)} for end in ("_a", "_b")]
-    return compare(Side("A", read(first), **own[0]), Side("B", read(second), **own[1]), frozenset(allowed))
-
-
-def row(found: Comparison, metric: str = "e2e") -> Compared:
-    return next(one for one in found.rows if one.first.metric == metric)
 
 
 def test_of_two_runs_size_interval_and_p_are_those_of_welchs_test(tmp_path: Path) -> None:
@@ -235,95 +202,6 @@ def test_machines_are_paired_without_their_names_and_one_trial_has_no_interval(t
     one = row(between(folder, folder, device_a="host", device_b="phone"))
     assert (one.device, one.change) == ("host → phone", pytest.approx(2.0))
     assert (one.verdict, one.reason) == ("not tested", "1 and 1 trials: no interval from one")
-
-
-def test_an_arm_that_was_set_otherwise_is_told(tmp_path: Path) -> None:
-    own = {"dtype": "float32", "experts": "int8"}
-    folders = [
-        write_run(tmp_path / name, [cell("c1", engine_parameters=settings)], [made_trial("c1", 0, 1.0)])
-        for name, settings in (("a", own), ("b", {**own, "dtype": "bfloat16", "arithmetic": "int8"}), ("same", own))
-    ]
-    differs = "reference: the plan's settings differ: arithmetic not set → int8, dtype float32 → bfloat16."
-    assert differs in between(folders[0], folders[1]).notes
-    assert not any("settings differ" in note for note in between(folders[0], folders[2]).notes)
-
-
-def test_a_technique_that_was_set_otherwise_is_told_of_one_arm_and_not_of_two(tmp_path: Path) -> None:
-    folders = {
-        name: write_run(tmp_path / name, [cell("c1", **said)], [made_trial("c1", 0, 1.0)])
-        for name, said in {
-            "a": {"technique": "tiers", "technique_changes": {}},
-            "slots": {"technique": "tiers", "technique_changes": {"slots": 8}},
-            "other": {"technique": "dropless", "technique_changes": {}},
-            "before": {"technique": "tiers"},
-            "arm": {"engine": "two", "technique": "dropless", "technique_changes": {}},
-        }.items()
-    }
-
-    def told(name: str, **arms: str) -> list[str]:
-        notes = between(folders["a"], folders[name], **arms).notes
-        return [note for note in notes if "settings differ" in note]
-
-    assert told("slots") == ["reference: the plan's settings differ: slots not set → 8."]
-    assert told("other") == ["reference: the plan's settings differ: technique tiers → dropless."]
-    assert told("before") == []
-    assert told("arm", arm_a="reference", arm_b="two") == []
-
-
-def test_files_variables_and_protocol_that_differ_are_told_and_a_file_that_moved_is_the_same(tmp_path: Path) -> None:
-    def of(name: str, protocol: Mapping[str, object] | None = None, **inputs: str) -> Path:
-        own = {
-            "model.safetensors of model m": "sha256:" + "a" * 64,
-            "model.safetensors of model n": "sha256:" + "a" * 64,
-            "data file /here/items.jsonl": "sha256:" + "b" * 64,
-            OWN_CODE: "sha256:" + "c" * 64,
-        } | inputs
-        cells = [cell("c1", model="m"), cell("c2", model="n", engine="other")]
-        trials = [made_trial(one.cell_id, 0, 1.0) for one in cells]
-        return write_run(tmp_path / name, cells, trials, inputs=own, protocol=protocol)
-
-    first = of("a")
-
-    def told(second: Path) -> list[str]:
-        return [note for note in between(first, second).notes if "differ:" in note or "The code" in note]
-
-    assert told(of("same")) == []
-    assert told(of("weights", **{"model.safetensors of model m": "sha256:" + "d" * 64})) == [
-        "Files, variables or protocol of the two runs differ: model.safetensors of model m sha256 aaaaaaaaaaaa →"
-        " sha256 dddddddddddd."
-    ]
-    assert told(of("variable", protocol={"warmup": 0, "repeats": 9}, OMP_NUM_THREADS="1")) == [
-        "Files, variables or protocol of the two runs differ: OMP_NUM_THREADS not set → 1,"
-        " protocol.warmup not set (the default) → 0."
-    ]
-    assert told(of("code", **{OWN_CODE: "sha256:" + "d" * 64})) == [
-        f"The code of joulebench differs, though both call it {ENVIRONMENT.joulebench}."
-    ]
-    run = read(first)
-    elsewhere = {
-        one.name.replace("/here/", "/there/"): one.value for one in run.info.inputs if one.name.startswith("data file")
-    }
-    rests = rests_of(run.info, run.cells)
-    moved = {name: value for name, value in rests.items() if "/here/" not in name} | elsewhere
-    assert changed_rests(rests, moved, "m", "host") == []
-
-
-def test_weights_and_sheets_of_other_models_and_devices_are_not_told() -> None:
-    weights, sheet = "model.safetensors of model n", "hardware sheet m2-ultra"
-    one = {"model.safetensors of model m": "sha256:" + "a" * 64, weights: "sha256:" + "b" * 64, sheet: "old"}
-    other = one | {weights: "sha256:" + "c" * 64, sheet: "new"}
-
-    def told(model: str, device: str) -> list[str]:
-        return changed_rests(one, other, model, device)
-
-    of_weights = f"{weights} sha256 {'b' * 12} → sha256 {'c' * 12}"
-    for model in ("m", "m[source=m]", "m (random weights)"):
-        assert told(model, "host") == [], model
-    for model in ("n", "n[source=n]", "n (random weights)"):
-        assert told(model, "host") == [of_weights], model
-    for device in ("model:m2-ultra", "model:m2-ultra[fabric=x]"):
-        assert told("m", device) == [f"{sheet} old → new"], device
-    assert told("m", "model:m2-ultra-table4") == []
 
 
 def test_a_figure_that_one_side_alone_has_is_told_whichever_side_that_is(tmp_path: Path) -> None:

@@ -32,11 +32,10 @@ from harness.fleet.queue import Finished, Item, Lease, TrialQueue
 from harness.fleet.road import Came, Event, Lost, Said
 from harness.fleet.worker_side import SAY_EVERY_S
 from results.records import Cell
-from results.runs import RunInfo
 from results.store import Store
 from results.trials import Failure, Trial
 from tests.benchmarks.measurement import Measurement, measured, write_page
-from tests.run_builders import ENVIRONMENT, cell, completion, reading, trial
+from tests.run_builders import ENVIRONMENT, cell, completion, reading, run_info, trial
 
 N_CELLS, N_DEVICES = 1_000_000, 1000
 TRIAL_S = 20.0
@@ -168,14 +167,7 @@ def part(folder: Path, n: int, stop_at: int) -> dict[str, Any]:
     """Begins the run or goes on with it, until so many trials are there."""
     began_s = time.perf_counter()
     work, devices = SimulatedWork(n), SleepingDevices(seed=stop_at)
-    info = RunInfo(
-        run_id="scale-1",
-        name="scale",
-        created_at="2026-11-24T00:00:00Z",
-        plan={"name": "scale"},
-        plan_hash="0",
-        environments=dict.fromkeys(DEVICES, ENVIRONMENT),
-    )
+    info = run_info("scale", run_id="scale-1", environments=dict.fromkeys(DEVICES, ENVIRONMENT))
     is_new = not Store.holds_run(folder)
     with Store.create(folder, info, cells(n)) if is_new else Store.open(folder) as store:
         opened_s = time.perf_counter() - began_s

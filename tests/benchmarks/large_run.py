@@ -23,11 +23,10 @@ from results.records import Completion, EnergyReading, Score
 from results.report.csv import write_csv
 from results.report.html import write_html
 from results.run_frames import RunFrames
-from results.runs import RunInfo
 from results.sealed_rows import insert
 from results.store import NO_TRACE_FILE, PACKED_FROM, Store
 from results.trials import Trial
-from tests.run_builders import ENVIRONMENT, cell
+from tests.run_builders import cell, run_info
 
 N_CELLS, N_REQUESTS, N_TOKENS = 20, 8, 16
 
@@ -45,14 +44,7 @@ def write_large_run(folder: Path, n_trials: int) -> None:
         cell(f"cell{i:08d}", label=f"arm {i} · hellaswag · host", engine=f"arm {i}", workload="hellaswag", **technique)
         for i in range(N_CELLS)
     ]
-    info = RunInfo(
-        run_id="large-1234abcd",
-        name="large",
-        created_at="2026-11-22T07:00:00Z",
-        plan={"name": "large"},
-        plan_hash="0",
-        environments={"host": ENVIRONMENT},
-    )
+    info = run_info("large", run_id="large-1234abcd")
     rng = np.random.default_rng(0)
     with Store.create(folder, info, cells) as store, transaction(store._connection) as db:
         for i in range(n_trials):

@@ -1,0 +1,101 @@
+"""What two runs rest on: settings, files, variables and protocol that differ are told with their comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from results.history.rests import changed_rests, rests_of
+from results.runs import OWN_CODE
+from tests.compared_runs import between, read
+from tests.histories import made_trial, write_run
+from tests.run_builders import ENVIRONMENT, cell
+
+
+def test_an_arm_that_was_set_otherwise_is_told(tmp_path: Path) -> None:
+    own = {"dtype": "float32", "experts": "int8"}
+    folders = [
+        write_run(tmp_path / name, [cell("c1", engine_parameters=settings)], [made_trial("c1", 0, 1.0)])
+        for name, settings in (("a", own), ("b", {**own, "dtype": "bfloat16", "arithmetic": "int8"}), ("same", own))
+    ]
+    differs = "reference: the plan's settings differ: arithmetic not set → int8, dtype float32 → bfloat16."
+    assert differs in between(folders[0], folders[1]).notes
+    assert not any("settings differ" in note for note in between(folders[0], folders[2]).notes)
+
+
+def test_a_technique_that_was_set_otherwise_is_told_of_one_arm_and_not_of_two(tmp_path: Path) -> None:
+    folders = {
+        name: write_run(tmp_path / name, [cell("c1", **said)], [made_trial("c1", 0, 1.0)])
+        for name, said in {
+            "a": {"technique": "tiers", "technique_changes": {}},
+            "slots": {"technique": "tiers", "technique_changes": {"slots": 8}},
+            "other": {"technique": "dropless", "technique_changes": {}},
+            "before": {"technique": "tiers"},
+            "arm": {"engine": "two", "technique": "dropless", "technique_changes": {}},
+        }.items()
+    }
+
+    def told(name: str, **arms: str) -> list[str]:
+        notes = between(folders["a"], folders[name], **arms).notes
+        return [note for note in notes if "settings differ" in note]
+
+    assert told("slots") == ["reference: the plan's settings differ: slots not set → 8."]
+    assert told("other") == ["reference: the plan's settings differ: technique tiers → dropless."]
+    assert told("before") == []
+    assert told("arm", arm_a="reference", arm_b="two") == []
+
+
+def test_files_variables_and_protocol_that_differ_are_told_and_a_file_that_moved_is_the_same(tmp_path: Path) -> None:
+    def of(name: str, protocol: Mapping[str, object] | None = None, **inputs: str) -> Path:
+        own = {
+            "model.safetensors of model m": "sha256:" + "a" * 64,
+            "model.safetensors of model n": "sha256:" + "a" * 64,
+            "data file /here/items.jsonl": "sha256:" + "b" * 64,
+            OWN_CODE: "sha256:" + "c" * 64,
+        } | inputs
+        cells = [cell("c1", model="m"), cell("c2", model="n", engine="other")]
+        trials = [made_trial(one.cell_id, 0, 1.0) for one in cells]
+        return write_run(tmp_path / name, cells, trials, inputs=own, protocol=protocol)
+
+    first = of("a")
+
+    def told(second: Path) -> list[str]:
+        return [note for note in between(first, second).notes if "differ:" in note or "The code" in note]
+
+    assert told(of("same")) == []
+    assert told(of("weights", **{"model.safetensors of model m": "sha256:" + "d" * 64})) == [
+        "Files, variables or protocol of the two runs differ: model.safetensors of model m sha256 aaaaaaaaaaaa →"
+        " sha256 dddddddddddd."
+    ]
+    assert told(of("variable", protocol={"warmup": 0, "repeats": 9}, OMP_NUM_THREADS="1")) == [
+        "Files, variables or protocol of the two runs differ: OMP_NUM_THREADS not set → 1,"
+        " protocol.warmup not set (the default) → 0."
+    ]
+    assert told(of("code", **{OWN_CODE: "sha256:" + "d" * 64})) == [
+        f"The code of joulebench differs, though both call it {ENVIRONMENT.joulebench}."
+    ]
+    run = read(first)
+    elsewhere = {
+        one.name.replace("/here/", "/there/"): one.value for one in run.info.inputs if one.name.startswith("data file")
+    }
+    rests = rests_of(run.info, run.cells)
+    moved = {name: value for name, value in rests.items() if "/here/" not in name} | elsewhere
+    assert changed_rests(rests, moved, "m", "host") == []
+
+
+def test_weights_and_sheets_of_other_models_and_devices_are_not_told() -> None:
+    weights, sheet = "model.safetensors of model n", "hardware sheet m2-ultra"
+    one = {"model.safetensors of model m": "sha256:" + "a" * 64, weights: "sha256:" + "b" * 64, sheet: "old"}
+    other = one | {weights: "sha256:" + "c" * 64, sheet: "new"}
+
+    def told(model: str, device: str) -> list[str]:
+        return changed_rests(one, other, model, device)
+
+    of_weights = f"{weights} sha256 {'b' * 12} → sha256 {'c' * 12}"
+    for model in ("m", "m[source=m]", "m (random weights)"):
+        assert told(model, "host") == [], model
+    for model in ("n", "n[source=n]", "n (random weights)"):
+        assert told(model, "host") == [of_weights], model
+    for device in ("model:m2-ultra", "model:m2-ultra[fabric=x]"):
+        assert told("m", device) == [f"{sheet} old → new"], device
+    assert told("m", "model:m2-ultra-table4") == []
