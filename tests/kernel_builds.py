@@ -23,7 +23,7 @@ def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache, empty, with a small source to build."""
     source = tmp_path / "kernels.cpp"
     source.write_text(STAND_IN)
-    monkeypatch.setattr("engines.kernels.compile.SOURCE", source)
+    monkeypatch.setattr("engines.kernels.compile.SOURCES", (source,))
     monkeypatch.setattr("engines.kernels.compile.HEADERS", ())
     # Kept for the process: what a test says of the processor would be said to all that follow in this worker.
     monkeypatch.setattr("engines.kernels.compile._processor", lambda: "a processor")

@@ -63,7 +63,7 @@ def test_long_compilation_is_told_while_it_lasts_and_a_short_one_is_not(
                 break
             time.sleep(0.01)
     (said,) = (record.message for record in caplog.records)
-    assert said == "compiling the kernels with /usr/bin/c++: some twenty seconds, once for this machine and version"
+    assert said == "compiling the kernels with /usr/bin/c++: ten to twenty seconds, once for this machine and version"
     caplog.clear()
     monkeypatch.setattr(library, "NOTICED_S", 0.2)
     with library.told_when_long(Compiler(("/usr/bin/c++",))):
@@ -91,8 +91,9 @@ def test_broken_compiler_does_not_end_the_search(
 BROKEN = {
     "fails": ("echo 'error: no' >&2; exit 1", "failed on kernels.cpp: error: no"),
     "says what is no text": (r"printf 'error: \377\n' >&2; exit 1", "failed on kernels.cpp: error: \ufffd"),
-    "says nothing": ("exit 3", "failed on kernels.cpp: it ended with 3 and wrote no library"),
-    "writes nothing": ("exit 0", "failed on kernels.cpp: it ended with 0 and wrote no library"),
+    "says nothing": ("exit 3", "failed on kernels.cpp: it ended with 3 and wrote no .o file"),
+    "writes nothing": ("exit 0", "failed on kernels.cpp: it ended with 0 and wrote no .o file"),
+    "only preprocesses": (f'exec {shutil.which("c++")} -E "$@"', "failed on kernels.so: "),
     "says a megabyte": ("echo error: $(head -c 1000000 /dev/zero | tr '\\0' x) >&2; exit 1", "…"),
 }
 
@@ -145,6 +146,24 @@ def test_path_or_flag_that_is_no_text_is_built_with_and_kept(
     assert stamps(folder) == before, "built once"
 
 
+def test_sources_are_compiled_side_by_side(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other to begin."""
+    more = tmp_path / "more.cpp"
+    more.write_text("int more() { return 0; }")
+    monkeypatch.setattr("engines.kernels.compile.SOURCES", (tmp_path / "kernels.cpp", more))
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    wait = f"i=0; until [ $(ls {begun} | wc -l) = 2 ]; do i=$((i + 1)); [ $i = 300 ] && exit 1; sleep 0.1; done"
+    own = program(
+        tmp_path / "my-c++", f'case "$*" in *.cpp*) touch {begun}/$$; {wait};; esac; exec {shutil.which("c++")} "$@"'
+    )
+    monkeypatch.setenv("CXX", str(own))
+    found = load_anew()
+    assert found.kernels is not None
+    assert found.manifest is not None
+    assert found.manifest.command.startswith(str(own))
+
+
 def test_compiler_that_takes_too_long_is_told_with_what_helps(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +174,7 @@ def test_compiler_that_takes_too_long_is_told_with_what_helps(
     found = load_anew()
     assert found.kernels is None
     assert str(found.reason).endswith(
-        "c++ took more than 0.1 s on kernels.cpp; start again when this machine is less busy"
+        "c++ took more than 0.1 s on the kernels; start again when this machine is less busy"
     )
 
 
@@ -176,8 +195,11 @@ def test_what_a_compiler_started_ends_with_it(folder: Path, tmp_path: Path, monk
 
 USELESS = {
     "writes junk": ('while [ "$1" != -o ]; do shift; done; echo hi > "$2"', "file too short"),
-    "only preprocesses": ('exec REAL -E "$@"', "invalid ELF header"),
-    "does not link": ('exec REAL -c "$@"', "ET_DYN"),
+    "writes text": ('while [ "$1" != -o ]; do shift; done; seq 100 > "$2"', "invalid ELF header"),
+    "does not link": (
+        'case "$*" in *-shared*) shift $(($# - 3)); exec cp "$1" "$3";; esac; exec REAL "$@"',
+        "ET_DYN",
+    ),
 }
 """A compiler that ends well, and what the loader says of what it wrote."""
 

@@ -415,6 +415,6 @@ def test_layouts_that_the_kernels_do_not_read_are_left_to_torch() -> None:
 
 @needs_compiler
 def test_source_compiles_without_a_warning(tmp_path: Path) -> None:
-    command = ["c++", *compiling.flags(), "-Wall", "-Wextra", "-Werror", str(compiling.SOURCE), "-o"]
+    command = ["c++", *compiling.flags(), "-shared", "-Wall", "-Wextra", "-Werror", *map(str, compiling.SOURCES), "-o"]
     done = subprocess.run([*command, str(tmp_path / "k.so")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.write_text(PROGRAM)
     command = [
         *(COMPILER, "-O2", "-std=c++17", "-pthread", "-static", "-Wall", "-Wextra", "-Werror"),
-        *("-I", str(compiling.SOURCE.parent), str(compiling.SOURCE), str(source), "-o", str(folder / "program")),
+        *("-I", str(compiling.SOURCES[0].parent), *map(str, (*compiling.SOURCES, source))),
+        *("-o", str(folder / "program")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,10 @@ from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
-HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
-FLAGS = ("-O3", "-std=c++17", "-pthread", "-shared", "-fPIC")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "dots.cpp"))
+"""Compiled side by side: each takes half of the time."""
+HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
+FLAGS = ("-O3", "-std=c++17", "-pthread", "-fPIC")
 FAST_MATH = frozenset(
     ("-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only", "-fassociative-math",
      "-freciprocal-math")
@@ -59,7 +61,7 @@ MACROS = {
 }  # fmt: skip
 """What GCC and clang define where they may use instructions of their own accord: the words of /proc/cpuinfo."""
 TIMEOUT_S = 600
-"""14 s of a Zen 5 core, 17 of a Zen 4's. Two at once on two cores with a load of eight took more than two minutes."""
+"""A Zen 4 takes 10 s with two cores, 18 with one; under a load of eight it took minutes."""
 SHOWN_CHARACTERS = 200
 """Of what a compiler says."""
 
@@ -125,7 +127,7 @@ def _wanted() -> tuple[str, ...]:
 
 def source_key() -> str:
     """What a library follows from, whatever compiled it."""
-    source = b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))
+    source = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
     # The form of the manifest is a part: what was built before it held what it needs is not asked for.
     return hashlib.sha256(source + f" {flags()} {_processor()} whole command, needs".encode()).hexdigest()[:16]
 
@@ -142,8 +144,8 @@ def asked_of(compiler: Compiler) -> Asked:
     command = [*compiler.command, *flags()]
     asked, needs = next((word for word in command if word in FAST_MATH), None), tuple[str, ...]()
     if asked is None:
-        defined = _run(compiler, [*command, "-dM", "-E", "-x", "c++", os.devnull]).stdout.split("\n")
-        macros = {words[1]: words[2] for line in defined if len(words := line.split()) == 3}
+        (defined,) = _run(compiler, [*command, "-dM", "-E", "-x", "c++", os.devnull])
+        macros = {words[1]: words[2] for line in defined.stdout.split("\n") if len(words := line.split()) == 3}
         needs = tuple(word for macro, word in MACROS.items() if macro in macros)
         found = sorted(FAST_MATH_MACROS & macros.keys())
         if macros.get("__FINITE_MATH_ONLY__", "0") != "0":
@@ -167,14 +169,27 @@ class Built(NamedTuple):
 def compile_kernels(compiler: Compiler, target: Path) -> Built:
     """Writes the library. Raises `CompileError`."""
     asked = asked_of(compiler)
-    done = _run(compiler, [*asked.command, str(SOURCE), "-o", str(target)])
-    if done.returncode or not target.is_file():
-        said = done.stderr.strip()
-        first = next((line for line in said.splitlines() if "error" in line), said)
-        why = shown(first) or f"it ended with {done.returncode} and wrote no library"
-        raise CompileError(f"{compiler} failed on {SOURCE.name}: {why}; {_what_may_help(said)}")
-    version = _run(compiler, [*compiler.command, "--version"]).stdout.strip()
-    return Built(shown(version.partition("\n")[0]) or str(compiler), asked.needs)
+    objects = [target.with_name(f"{source.stem}.o") for source in SOURCES]
+    compiled = _run(
+        compiler,
+        *([*asked.command, "-c", str(source), "-o", str(made)] for source, made in zip(SOURCES, objects, strict=True)),
+    )
+    for source, made, done in zip(SOURCES, objects, compiled, strict=True):
+        _check(compiler, source.name, made, done)
+    (linked,) = _run(compiler, [*asked.command, "-shared", *map(str, objects), "-o", str(target)])
+    _check(compiler, target.name, target, linked)
+    (told,) = _run(compiler, [*compiler.command, "--version"])
+    return Built(shown(told.stdout.strip().partition("\n")[0]) or str(compiler), asked.needs)
+
+
+def _check(compiler: Compiler, name: str, made: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """Raises `CompileError` where nothing was made."""
+    if done.returncode == 0 and made.is_file():
+        return
+    said = done.stderr.strip()
+    first = next((line for line in said.splitlines() if "error" in line), said)
+    why = shown(first) or f"it ended with {done.returncode} and wrote no {made.suffix} file"
+    raise CompileError(f"{compiler} failed on {name}: {why}; {_what_may_help(said)}")
 
 
 def _what_may_help(said: str) -> str:
@@ -186,26 +201,36 @@ def _what_may_help(said: str) -> str:
     return "g++ 12 and clang 16 are known to take it"
 
 
-def _run(compiler: Compiler, command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(compiler: Compiler, *commands: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    """What each came to; they run side by side. Raises `CompileError`."""
+    running: list[subprocess.Popen[str]] = []
+    done = []
+    ends_s = time.monotonic() + TIMEOUT_S
     try:
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            errors="replace", start_new_session=True,
-        ) as running:  # fmt: skip
+        with contextlib.ExitStack() as stack:
             try:
-                out, said = running.communicate(timeout=TIMEOUT_S)
+                for command in commands:
+                    begun = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                        errors="replace", start_new_session=True,
+                    )  # fmt: skip
+                    running.append(stack.enter_context(begun))
+                for command, one in zip(commands, running, strict=True):
+                    out, said = one.communicate(timeout=max(0.0, ends_s - time.monotonic()))
+                    done.append(subprocess.CompletedProcess(command, one.returncode, out, said))
             except BaseException:
-                # What it started too: g++ ends alone, and what compiles for it would go on for minutes.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(running.pid, signal.SIGKILL)
+                for one in running[len(done) :]:
+                    # What it started too: g++ ends alone, and what compiles for it would go on for minutes.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(one.pid, signal.SIGKILL)
                 raise
     except subprocess.TimeoutExpired as error:
         raise CompileError(
-            f"{compiler} took more than {TIMEOUT_S} s on {SOURCE.name}; start again when this machine is less busy"
+            f"{compiler} took more than {TIMEOUT_S} s on the kernels; start again when this machine is less busy"
         ) from error
     except (OSError, ValueError) as error:
         raise CompileError(f"{compiler} cannot be started ({error})") from error
-    return subprocess.CompletedProcess(command, running.returncode, out, said)
+    return done
 
 
 def shown(text: str) -> str:

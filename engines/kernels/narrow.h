@@ -261,19 +261,8 @@ inline void dot_tokens(const Matrix& m, int64_t row, int64_t step, int n_rows, c
   else dot_rows_of<false, kFew, T>(m, row, step, n_rows, x, out);
 }
 
-// out[r][t] = dot of row `row` + r step with input row t, for up to four rows and n_tokens in 1..8.
-inline void dot(const Matrix& m, int64_t row, int64_t step, int n_rows, int n_tokens, const float* x, float* out) {
-  switch (n_tokens) {
-    case 1: return dot_tokens<1>(m, row, step, n_rows, x, out);
-    case 2: return dot_tokens<2>(m, row, step, n_rows, x, out);
-    case 3: return dot_tokens<3>(m, row, step, n_rows, x, out);
-    case 4: return dot_tokens<4>(m, row, step, n_rows, x, out);
-    case 5: return dot_tokens<5>(m, row, step, n_rows, x, out);
-    case 6: return dot_tokens<6>(m, row, step, n_rows, x, out);
-    case 7: return dot_tokens<7>(m, row, step, n_rows, x, out);
-    case 8: return dot_tokens<8>(m, row, step, n_rows, x, out);
-  }
-}
+// out[r][t] = dot of row `row` + r step with input row t, for up to four rows and n_tokens in 1..8. In dots.cpp.
+void dot(const Matrix& m, int64_t row, int64_t step, int n_rows, int n_tokens, const float* x, float* out);
 
 // take(r, t, dot of row `row` + r step with input row t), for up to four rows and n_tokens in 1..8. Where the compiler does
 // not know how many are taken, it loads sixteen of them, which were stored four at a time. Such a load waits until the
