@@ -83,9 +83,9 @@ def test_inspecting_needs_neither_transformers_nor_the_weights_in_memory() -> No
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 
-def test_generation_config_overrides_the_end_token(folder: Path) -> None:
+def test_end_tokens_of_the_generation_config_stand_beside_the_tokenizers_own(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert inspect_checkpoint(str(folder)).tokenizer.eos_token_ids == (3, 4)
+    assert inspect_checkpoint(str(folder)).tokenizer.eos_token_ids == (0, 3, 4)
 
 
 # --- damaged folders -------------------------------------------------------------------------------------------------

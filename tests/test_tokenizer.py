@@ -82,9 +82,9 @@ def test_no_begin_or_end_token_is_added_to_a_bare_text_even_where_the_file_asks_
     assert read(folder).encode(TEXTS[0]) == read(BUNDLED).encode(TEXTS[0])
 
 
-def test_end_token_comes_from_the_tokenizer_where_the_model_names_none(folder: Path) -> None:
+def test_the_tokenizers_own_end_token_ends_answers_beside_those_that_the_model_names(folder: Path) -> None:
     assert read(folder).eos_token_ids == (0,)
-    assert Tokenizer(folder, "model", (7, 9), 2048).eos_token_ids == (7, 9)
+    assert Tokenizer(folder, "model", (7, 9), 2048).eos_token_ids == (0, 7, 9)
     change_config(folder, eos_token={"content": "<|user|>", "special": True})
     assert read(folder).eos_token_ids == (1,)
     change_config(folder, eos_token=None)

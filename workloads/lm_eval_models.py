@@ -160,6 +160,13 @@ class AnsweringLM(LM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._stop = {request.request_id: request.stop for request in requests}
+        # Choices of the same tokens tie, and the first of them counts. A reused prefix or a batch would break the tie
+        # by the last digits.
+        first: dict[tuple[str, tuple[int, ...], tuple[int, ...]], str] = {}
+        self._asked_first = {
+            one.request_id: first.setdefault((one.sample_id, one.prompt_ids, one.continuation_ids), one.request_id)
+            for one in requests
+        }
         self._of_sample: dict[str, list[str]] = defaultdict(list)
         for request in requests:
             self._of_sample[request.sample_id].append(request.request_id)
@@ -167,7 +174,8 @@ class AnsweringLM(LM):  # type: ignore[misc]
         self._sample_ids = sample_ids
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        return [_scored(self._completion(request_id(_sample_id(self._sample_ids, i), i.idx))) for i in requests]
+        names = [request_id(_sample_id(self._sample_ids, i), i.idx) for i in requests]
+        return [_scored(self._completion(self._asked_first.get(name, name))) for name in names]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Sums over a text's windows; a text without tokens has none."""

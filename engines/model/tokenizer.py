@@ -33,7 +33,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path, model_name: str, eos_token_ids: tuple[int, ...], embedding_rows: int) -> None:
-        """Reads the folder. `eos_token_ids` empty: the tokenizer's own end token. Raises `EngineError`."""
+        """Reads the folder. eos_token_ids: the model's; its own ends an answer too. Raises `EngineError`."""
         import tokenizers
 
         path = folder / TOKENIZER_FILE
@@ -58,8 +58,9 @@ class Tokenizer:
         self._config = read_json(config_path) if config_path.is_file() else {}
         with _rust_errors(f"{config_path}: a special token that is no text", "fetch the file again"):
             own, begin = self._own_ids("eos_token"), self._own_ids("bos_token")
-        # Its own first: lm-eval puts that one before a text without context, wherever the model's list has it.
-        self.eos_token_ids = tuple(sorted(eos_token_ids, key=lambda i: i not in own)) or own
+        # lm-eval stops at its own too where the model's list is without it, and puts that one, which is the first here,
+        # before a text without context.
+        self.eos_token_ids = tuple(dict.fromkeys((*own, *eos_token_ids)))
         self.bos_token_id: int | None = next(iter(begin), None)
         outside = [i for i in self.eos_token_ids if not 0 <= i < embedding_rows]
         if outside:
