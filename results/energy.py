@@ -55,6 +55,8 @@ MIN_UPDATES = 10
 EDGE_TOLERANCE_S = 1e-6
 SMALL_SHARE = 0.05
 """Of a total: a part that could have hidden no more may have rested, whatever it is."""
+BELOW_IDLE_SIGMAS = 3.0
+"""Of the net energy: nothing that computes uses so much less than the same machine at rest."""
 NO_JOULES = "a relative gauge counts in units of its own and gives no joules"
 MAX_JUMP_SIGMA = 0.2
 """Of a window's energy: one step that may be no joule at all, and holds more, leaves none."""
@@ -127,6 +129,7 @@ def energy_between(
         try:
             net_j, net_uncertainty_j = _net(total, duration_s, idle)
             _check_same_parts(idle, chosen, moving)
+            _check_above_idle(idle, total.energy_j, duration_s, net_uncertainty_j)
             remark = "; ".join(x for x in (remark, idle.remark) if x) or None
             amounts |= {"net_energy_j": net_j, "remark": remark}
             amounts["net_uncertainty_j"] = None if uncertainty is None else net_uncertainty_j
@@ -233,6 +236,16 @@ def _net(total: _Part, duration_s: float, idle: IdleBaseline) -> tuple[float, fl
         total.gain_j * net_j / total.energy_j if total.energy_j else 0.0,
     ]
     return net_j, math.sqrt(total.variance_j2 + math.fsum(t * t for t in terms))
+
+
+def _check_above_idle(idle: IdleBaseline, energy_j: float, duration_s: float, net_uncertainty_j: float) -> None:
+    """Raises UnresolvedError where the idle power was not that of this machine at rest: the window has less."""
+    idle_w = idle.power_w or 0.0
+    if energy_j - idle_w * duration_s < -BELOW_IDLE_SIGMAS * net_uncertainty_j - 1e-9 * energy_j:
+        raise UnresolvedError(
+            f"no net energy: {idle.meter} showed {idle_w:.4g} W in the idle time around the window and"
+            f" {energy_j / duration_s:.4g} W in it; something else drew power in that idle time (measure again)"
+        )
 
 
 def _believed(rests: Sequence[Resting], parts: Sequence[_Part], intervals: Sequence[Interval]) -> list[_Part]:

@@ -115,6 +115,32 @@ def test_a_part_that_may_be_off_while_idle_counts_as_0_j_there_and_the_net_energ
     assert str(reading.remark).count("the window: gpu counts as 0 J") == 2
 
 
+@pytest.mark.parametrize(
+    ("before_w", "after_w", "net_j"),
+    [
+        (30.0, 30.0, 0.0),
+        # Drift is uniform between both sides: 1 W over 8 s is one sigma of 8 J / sqrt(12), and -4 J are 1.7 of them.
+        (30.0, 31.0, -4.0),
+        # -8 J without any drift, and -80 J with the same 1 W, are of an idle time that is not this machine's.
+        (31.0, 31.0, None),
+        (39.5, 40.5, None),
+    ],
+)
+def test_idle_power_above_that_of_the_window_is_no_idle_power(
+    before_w: float, after_w: float, net_j: float | None
+) -> None:
+    idle = idle_baseline("m", [flat(before_w, 0, 1)], [flat(after_w, 20, 21)])
+    reading = energy(flat(30.0, 5, 15), (6.0, 14.0), idle=idle)
+    assert reading.energy_j == pytest.approx(240.0)
+    if net_j is not None:
+        assert (reading.net_energy_j, reading.reason) == (pytest.approx(net_j, abs=1e-9), None)
+        return
+    assert (reading.net_energy_j, reading.net_uncertainty_j) == (None, None)
+    assert f"showed {(before_w + after_w) / 2:.4g} W in the idle time around the window and 30 W in it" in str(
+        reading.reason
+    )
+
+
 def test_window_without_idle_asked_for_has_no_net() -> None:
     reading = energy(flat(30.0, 0, 10), (1.0, 9.0))
     assert (reading.net_energy_j, reading.reason) == (None, None)
