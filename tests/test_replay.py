@@ -221,6 +221,27 @@ def test_powermetrics_text_gives_the_energy_of_its_means(tmp_path: Path) -> None
     assert "Mac16,6: means of about 0.02 s" in (traces[0].note or "")
 
 
+SAMPLE = "*** Sampled system activity (now) (20.00ms elapsed) ***\nCPU Power: 1000 mW\nGPU Power: 500 mW\n"
+
+
+def test_log_that_was_cut_off_in_its_last_sample_loses_that_sample_and_no_part(tmp_path: Path) -> None:
+    # 1.5 W in all whole samples; the last line is lost, as where powermetrics was ended while it wrote.
+    text = SAMPLE * 60 + SAMPLE.rpartition("GPU")[0]
+    meter = replay(tmp_path / "mac.txt", text)
+    assert [channel.component for channel in meter.channels] == ["cpu", "gpu"]
+    traces, start_s, end_s = measure(meter, sleep(0.4))
+    assert total(traces, start_s, end_s).energy_j == pytest.approx(1.5 * (end_s - start_s), rel=1e-9)
+
+
+@pytest.mark.parametrize("where", [0, 30, 59])
+def test_log_whose_samples_tell_unlike_parts_is_refused(tmp_path: Path, where: int) -> None:
+    samples = [SAMPLE] * 60
+    samples[where] = SAMPLE.replace("GPU Power: 500 mW\n", "" if where < 59 else "GPU Power: 500 mW\nANE Power: 9 mW\n")
+    with pytest.raises(MeterUnavailableError, match="do not tell the same parts") as refused:
+        replay(tmp_path / "mac.txt", "".join(samples))
+    assert f"1 and {where + 1 if where else 2} " in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

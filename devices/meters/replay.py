@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
 from devices.meters.playback import Playback
 from devices.meters.power_csv import is_power, read_power_csv
-from devices.powermetrics import parse_powermetrics
+from devices.powermetrics import PowerSample, parse_powermetrics
 from results.records import PowerTrace
 
 POWERMETRICS_ADDITIVE = ("cpu", "gpu", "ane", "dram")
@@ -74,11 +74,12 @@ def _read_powermetrics(path: Path) -> _Recording:
         log = parse_powermetrics(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, DeviceError) as error:
         raise MeterUnavailableError(f"replay: {path}: {error}") from error
-    components = [c for c in log.samples[0].power_w if all(c in sample.power_w for sample in log.samples)]
+    samples = _whole_samples(path, log.samples)
+    components = list(samples[0].power_w)
     if not components:
         raise MeterUnavailableError(f"replay: {path} tells no power; call powermetrics with --samplers cpu_power")
-    durations_s = [sample.duration_s for sample in log.samples]
-    watts = [[sample.power_w[c] for c in components] for sample in log.samples]
+    durations_s = [sample.duration_s for sample in samples]
+    watts = [[sample.power_w[c] for c in components] for sample in samples]
     note = f"replayed from {path.name}, {log.machine or 'a Mac'}: means of about {np.median(durations_s):.3g} s"
     channels = tuple(
         Channel(component=c, kind="held", additive=c in POWERMETRICS_ADDITIVE, note=note) for c in components
@@ -89,3 +90,18 @@ def _read_powermetrics(path: Path) -> _Recording:
             f"replay: {path}: a sample is 0 ms long, or tells {read.max():.3g} W; is it as powermetrics wrote it?"
         )
     return _Recording(channels, times_s, read)
+
+
+def _whole_samples(path: Path, samples: Sequence[PowerSample]) -> Sequence[PowerSample]:
+    """Without the last one where the log was cut off in it. Raises `MeterUnavailableError` where another lacks a part:
+    what is not told is not 0 W, and the total would lack it all the time."""
+    told = samples[0].power_w.keys()
+    if len(samples) > 1 and samples[-1].power_w.keys() < told:
+        samples = samples[:-1]
+    for number, sample in enumerate(samples, 1):
+        if unlike := sorted(sample.power_w.keys() ^ told):
+            raise MeterUnavailableError(
+                f"replay: {path}: samples 1 and {number} do not tell the same parts ({', '.join(unlike)}); a total of"
+                " the others would lack power; delete the samples that lack some"
+            )
+    return samples
