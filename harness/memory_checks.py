@@ -306,7 +306,7 @@ def not_kept(engine: EngineSpec, sizes: ModelSizes, device: DeviceSpec) -> str |
     if n_bytes is not None and held is not None and n_bytes > held:
         return (
             f"expert_memory {n_bytes} bytes are {n_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds"
-            f" {held / 1e9:.1f}; lower it"
+            f" {held / 1e9:.1f} GB; lower it"
         )
     try:
         n_slots, n = _kept(move, sizes, None if n_bytes is None else n_bytes // sizes.expert_bytes)
@@ -318,7 +318,7 @@ def not_kept(engine: EngineSpec, sizes: ModelSizes, device: DeviceSpec) -> str |
     default = "" if move.slots is not None or n_bytes is not None else ", as many as a token chooses,"
     return (
         f"slots = {n_slots}{default} in each of {sizes.n_sparse_layers} layers are {n} experts,"
-        f" {n * sizes.expert_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds {held / 1e9:.1f};"
+        f" {n * sizes.expert_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds {held / 1e9:.1f} GB;"
         f" {'give fewer slots' if default else 'lower it'}"
     )
 

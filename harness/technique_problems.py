@@ -198,7 +198,7 @@ def too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device:
         told = f"{given} experts are {are}"
     else:
         told = f"{given} of {own.n_sparse_layers} layers are {n:.0f} of {sizes.n_sparse_layers}, {are}"
-    return f"{told}, and the GPU of {device.name} holds {held / 1e9:.1f}; lower it"
+    return f"{told}, and the GPU of {device.name} holds {held / 1e9:.1f} GB; lower it"
 
 
 def _graph_problem(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str | None:

@@ -415,7 +415,7 @@ def test_experts_that_stay_fit_in_the_gpus_memory() -> None:
     assert checked(engine=arms[:1], device=[device]).cells
     (told,) = problems(engine=arms, device=[device])
     assert told == (
-        "engine 14: gpu_slots = 14 of 4 layers are 112 of 32, 17.6 GB, and the GPU of model:rtx5080-ndp holds 17.2;"
+        "engine 14: gpu_slots = 14 of 4 layers are 112 of 32, 17.6 GB, and the GPU of model:rtx5080-ndp holds 17.2 GB;"
         " lower it"
     )
 

@@ -329,7 +329,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path) -> None
 def test_what_a_gpu_keeps_fits_into_its_memory(technique: Raw, memory: str | None, words: str) -> None:
     arm: Raw = {"name": "arm", "technique": technique} | ({} if memory is None else {"expert_memory": memory})
     (told,) = problems(model=UNIFORM | {"shape": "qwen3-30b-a3b"}, engine=[arm])
-    assert told == f"engine arm: {words}, and the GPU of model:rtx5080-ndp holds 17.2; lower it"
+    assert told == f"engine arm: {words}, and the GPU of model:rtx5080-ndp holds 17.2 GB; lower it"
 
 
 def test_narrow_experts_need_less_of_a_gpu() -> None:

@@ -42,7 +42,7 @@ def prefetching(memory: str | None = None, **technique: object) -> dict[str, obj
         # 4 x 32 x 157,286,400 are 20.1 GB; 3 x 32 of them are 15.1.
         (
             prefetching(slots=4),
-            "slots = 4 in each of 32 layers are 128 experts, 20.1 GB, and the GPU of model:rtx5080-ndp holds 17.2;"
+            "slots = 4 in each of 32 layers are 128 experts, 20.1 GB, and the GPU of model:rtx5080-ndp holds 17.2 GB;"
             " lower it",
         ),
         # 32 x 157,286,400 = 5,033,164,800
@@ -54,7 +54,7 @@ def prefetching(memory: str | None = None, **technique: object) -> dict[str, obj
         # 16 GiB and one byte
         (
             prefetching("17179869185"),
-            "expert_memory 17179869185 bytes are 17.2 GB, and the GPU of model:rtx5080-ndp holds 17.2; lower it",
+            "expert_memory 17179869185 bytes are 17.2 GB, and the GPU of model:rtx5080-ndp holds 17.2 GB; lower it",
         ),
         (
             prefetching("6GB", slots=2),
@@ -74,12 +74,12 @@ def test_experts_kept_on_a_modelled_gpu_are_those_of_the_priced_model(arm: dict[
         # 32 x 157,286,400 x 4 are 20.1 GB; static has two more that all share.
         (
             {"name": "lru", "slots": 4},
-            "slots = 4 in each of 32 layers are 128 experts, 20.1 GB, and the GPU of model:rtx5080-ndp holds 17.2;"
+            "slots = 4 in each of 32 layers are 128 experts, 20.1 GB, and the GPU of model:rtx5080-ndp holds 17.2 GB;"
             " lower it",
         ),
         (
             {"name": "static", "slots": 4},
-            "slots = 4 in each of 32 layers are 130 experts, 20.4 GB, and the GPU of model:rtx5080-ndp holds 17.2;"
+            "slots = 4 in each of 32 layers are 130 experts, 20.4 GB, and the GPU of model:rtx5080-ndp holds 17.2 GB;"
             " lower it",
         ),
         ({"name": "lru"}, "the cache has no slots in the GPU's memory; write technique.slots"),

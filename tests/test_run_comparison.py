@@ -16,7 +16,7 @@ from harness import compare_command
 from results.history.compared import Compared
 from results.history.comparison import CompareError, Comparison, Side
 from results.history.points import Figure
-from results.history.unlike import What
+from results.history.unlike import What, unlike_environments
 from results.records import OF_A_RECORDING
 from results.report import compare_page
 from results.report.changes_page import WORSE, ChangesPage, Drawn, _chart
@@ -135,6 +135,12 @@ def test_what_is_unlike_is_refused_unless_it_is_allowed_and_then_said(
     done = joulebench("compare", str(first), str(second), "--allow", what)
     assert f"Compared although they are unlike, as asked: unlike {what}: " in done.stdout
     assert done.code == (0 if what == "methods" else 1)
+
+
+def test_memory_of_unlike_machines_is_told_in_the_unit_of_all_memory() -> None:
+    """8 x 2^30 bytes are 8 GiB; as GB they would be 8.6."""
+    small, large = (ENVIRONMENT.model_copy(update={"memory_bytes": n * 2**30}) for n in (8, 16))
+    assert list(unlike_environments(small, large)) == [("machines", "memory 8.00 GiB; 16.0 GiB")]
 
 
 def test_joules_of_two_meters_are_refused_and_then_carry_both_meters_whole_error(tmp_path: Path) -> None:

@@ -98,8 +98,8 @@ class MadeExperts:
         if self._n_left * one > free_bytes:
             raise EngineError(
                 f"experts in another form than the checkpoint's are kept in a file in {tempfile.gettempdir()}: they"
-                f" need {self._n_left * one / 1e9:.1f} GB there, and {free_bytes / 1e9:.1f} are free; give it room, or"
-                " set TMPDIR to a folder that has it"
+                f" need {self._n_left * one / 1e9:.1f} GB there, and {free_bytes / 1e9:.1f} GB are free; give it room,"
+                " or set TMPDIR to a folder that has it"
             )
 
 

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple
 from results.environments import Build, Environment
 from results.history.points import CellPoint, Figure
 from results.records import Method, Phase
+from results.units import format_bytes
 
 What = Literal["requests", "methods", "meters", "machines", "systems", "versions", "roads"]
 WHATS: Final[dict[What, str]] = {
@@ -48,7 +49,7 @@ def unlike_environments(first: Environment | None, second: Environment | None) -
     if first.memory_bytes and second.memory_bytes:
         apart = abs(first.memory_bytes - second.memory_bytes) / max(first.memory_bytes, second.memory_bytes)
         if apart > MEMORY_ALIKE:
-            yield Unlike("machines", f"memory {first.memory_bytes / 1e9:.1f} GB; {second.memory_bytes / 1e9:.1f} GB")
+            yield Unlike("machines", f"memory {format_bytes(first.memory_bytes)}; {format_bytes(second.memory_bytes)}")
     if first.os != second.os:
         yield Unlike("systems", f"{first.os}; {second.os}")
     versions = _versions(first, second)
