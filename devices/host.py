@@ -36,6 +36,14 @@ class SeesThrottling(Protocol):
     def is_throttled(self) -> bool | None: ...
 
 
+@runtime_checkable
+class SeesGpus(Protocol):
+    """A meter that knows how far its GPUs are limited, and who else has them open."""
+
+    def power_limits(self) -> tuple[str, ...] | None: ...
+    def others(self) -> tuple[str, ...] | None: ...
+
+
 class Host:
     """Linux or macOS. `meters` holds those that opened."""
 
@@ -113,7 +121,11 @@ class Host:
 
     def conditions(self) -> Conditions:
         """The state now; throttled also where something was slowed down since the last look."""
-        return host_conditions(self._clock.now_s(), self._throttled())
+        state = host_conditions(self._clock.now_s(), self._throttled())
+        gpus = next((meter for meter in self.meters if isinstance(meter, SeesGpus)), None)
+        if gpus is None:
+            return state
+        return state.model_copy(update={"gpu_limits": gpus.power_limits(), "gpu_others": gpus.others()})
 
     @property
     def watch_every_s(self) -> float | None:

@@ -122,6 +122,24 @@ class NvidiaGpu:
         except pynvml.NVMLError:
             return math.nan
 
+    def power_limit_w(self) -> float | None:
+        """That its owner set; None where it cannot be read. (What is enforced moves by itself on laptops.)"""
+        import pynvml
+
+        try:
+            return float(pynvml.nvmlDeviceGetPowerManagementLimit(self._handle) * W_PER_MW)
+        except pynvml.NVMLError:
+            return None
+
+    def process_ids(self) -> frozenset[int] | None:
+        """Of programs that have it open to compute; None where it cannot be read."""
+        import pynvml
+
+        try:
+            return frozenset(p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        except pynvml.NVMLError:
+            return None
+
     def _offers(self, call: Any) -> bool:
         """What else may go wrong than not to be there shows at the first reading."""
         import pynvml

@@ -93,6 +93,8 @@ def _watched_part(state: Conditions) -> tuple[object, ...]:
         state.airplane_mode,
         state.battery_percent,
         state.cpu_policy,
+        state.gpu_limits,
+        state.gpu_others,
     )
 
 
@@ -122,7 +124,7 @@ def state_marks(seen: Sequence[Conditions], reads_battery: bool) -> tuple[str, .
         marks.append("screen changed")
     if len({c.airplane_mode for c in seen} - {None}) > 1:
         marks.append("radio changed")
-    if len({c.cpu_policy for c in seen} - {None}) > 1:
+    if any(len({getattr(c, name) for c in seen} - {None}) > 1 for name in ("cpu_policy", "gpu_limits")):
         # Idle power and load are of two machines then, and so are times.
         marks.append("clock limits changed")
     if reads_battery and "charging" not in marks:

@@ -66,6 +66,10 @@ BUSY_IDLE = (
     " power has theirs in it, and net joules are too low"
 )
 
+OTHERS_ON_GPU = (
+    "other programs have the GPU open: where they computed, their joules are in these, and they made ours slower"
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -218,6 +222,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *remarks_on(energies.readings),
             *lost,
             *((BUSY_IDLE,) if was_busy or is_busy else ()),
+            *_others_on_gpus(arm.engine, conditions),
             *arm.gate.faults,
             *arm.gate.notes,
             *_remarks(arm.engine),
@@ -232,6 +237,16 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         ),
     )
     return trial, traces
+
+
+def _others_on_gpus(engine: Engine, conditions: Sequence[Conditions]) -> tuple[str, ...]:
+    """Nothing of a server that we did not start: it is one of the others, and computes for us."""
+    if isinstance(engine, AsksServer):
+        return ()
+    ours = tuple(f"(pid {process.name})" for process in other_processes(engine))
+    seen = dict.fromkeys(words for state in conditions for words in state.gpu_others or ())
+    others = [words for words in seen if not words.endswith(ours)]
+    return (f"{OTHERS_ON_GPU}: {', '.join(others)}",) if others else ()
 
 
 def _measure(arm: PreparedCell) -> _Window:

@@ -31,6 +31,10 @@ class Conditions(Record):
     """Limits in force below the highest clock of CPU cores, in words; empty: there are none."""
     cpu_policy: tuple[str, ...] | None = None
     """By what rules a host sets the clocks of its cores, in words: governor, limits, turbo."""
+    gpu_limits: tuple[str, ...] | None = None
+    """What power their owner lets the GPUs draw that a meter reads, in words."""
+    gpu_others: tuple[str, ...] | None = None
+    """Programs besides ours that have one of these GPUs open to compute, in words."""
     screen_on: bool | None = None
     screen_brightness: int | None = None
     """0 to 255."""

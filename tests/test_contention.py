@@ -276,3 +276,24 @@ def test_answers_of_contended_trials_count_and_their_times_and_joules_do_not() -
     assert change == pytest.approx(7 / 8 - 2 / 4)
     page = html_text(data)
     assert "3 marked, whose times and joules are in no mean" in page
+
+
+def test_a_program_that_has_the_gpu_open_is_told_with_the_trial(tmp_path: Path) -> None:
+    class SharedGpu(FakeDevice):
+        n_looks = 0
+
+        def conditions(self) -> Conditions:
+            """There in the middle of three looks."""
+            self.n_looks += 1
+            others = ("gpu0: python (pid 123)",) if self.n_looks == 2 else ()
+            return super().conditions().model_copy(update={"gpu_others": others})
+
+    bench = FakeBench()
+    bench.fake_device = SharedGpu(bench.machine, bench.fake_device.meters)
+    data, (trial,), _ = run(bench, tmp_path / "run")
+    words = "other programs have the GPU open: where they computed, their joules are in these"
+    assert [note for note in trial.notes if words in note and note.endswith("gpu0: python (pid 123)")]
+    assert words in html_text(data)
+    alone = FakeBench()
+    _, (trial,), _ = run(alone, tmp_path / "alone")
+    assert not [note for note in trial.notes if words in note]

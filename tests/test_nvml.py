@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from devices.gpu_programs import programs_of_others
 from tests.fakes.libraries import open_code, watts, window_code
 from tests.fakes.nvml import FakeNvml
 
@@ -328,3 +330,55 @@ def test_power_of_0_watts_without_a_counter_is_missing(nvml: FakeNvml) -> None:
     reading = nvml.run(window_code("devices.meters.nvml.NvmlMeter", 1.2), energy=3, watts=0)["readings"]["total"]
     assert (reading["energy_j"], reading["uncertainty_j"]) == (None, None)
     assert "it shows 0 W" in reading["reason"]
+
+
+HOST = """
+import os, subprocess, sys
+from devices.clock import MonotonicClock
+from devices.host import Host
+from devices.meters.nvml import NvmlMeter
+clock = MonotonicClock()
+host = Host("host", ["nvml"], {"nvml": lambda: NvmlMeter(0.05, clock)}, clock)
+host.open()
+"""
+
+
+def test_a_power_limit_that_is_changed_marks_the_window_and_one_that_cannot_be_read_does_not(nvml: FakeNvml) -> None:
+    code = HOST + (
+        "from devices.state_watch import state_marks\n"
+        "seen = [host.conditions()]\n"
+        "MEANWHILE\n"
+        "seen.append(host.conditions())\n"
+        "answer = [list(state_marks(seen, False)), [c.gpu_limits for c in seen]]\n"
+    )
+    both = ["gpu0: 300 W", "gpu1: 300 W"]
+    changed = code.replace("MEANWHILE", "set_state(gpus=2, set_limit_w=250)")
+    assert nvml.run(changed, gpus=2, set_limit_w=300) == [
+        ["clock limits changed"],
+        [both, ["gpu0: 250 W", "gpu1: 250 W"]],
+    ]
+    assert nvml.run(code.replace("MEANWHILE", "pass"), gpus=2, set_limit_w=300) == [[], [both, both]]
+    assert nvml.run(code.replace("MEANWHILE", "set_state(gpus=2)"), gpus=2, set_limit_w=300) == [[], [both, None]]
+
+
+def test_programs_of_others_on_a_gpu_are_told_and_our_own_are_not(nvml: FakeNvml) -> None:
+    code = HOST + "set_state(gpus=2, others=MEANWHILE)\nanswer = [host.conditions().gpu_others, os.getppid()]\n"
+    seen, parent = nvml.run(code.replace("MEANWHILE", "os.getppid()"), gpus=2)
+    assert len(seen) == 1
+    assert re.fullmatch(rf"gpu0: \S.* \(pid {parent}\)", seen[0])
+    child = "subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE).pid"
+    for ours in ("0", "os.getpid()", child):
+        assert nvml.run(code.replace("MEANWHILE", ours), gpus=2)[0] == []
+
+
+def test_a_container_that_sees_ids_of_the_machine_does_not_take_itself_for_another(tmp_path: Path) -> None:
+    own, other = os.getpid(), os.getppid()
+    # Any file's inode but that of the machine's own namespace is that of a container.
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "ns" / "pid").touch()
+    assert programs_of_others({0: [other]}, tmp_path) is None
+    # The driver translates ids where it lists us among them.
+    translated = programs_of_others({0: [own], 1: [other]}, tmp_path)
+    assert translated is not None
+    assert [words.endswith(f"(pid {other})") for words in translated] == [True]
+    assert programs_of_others({0: []}, tmp_path) == ()

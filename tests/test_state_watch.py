@@ -45,6 +45,8 @@ def states(name: str, *values: object) -> list[Conditions]:
         ("airplane_mode", (True, True, False), True, ("radio changed",)),
         ("cpu_policy", (("governor powersave",), None, ("governor powersave",)), False, ()),
         ("cpu_policy", (("governor powersave",), None, ("governor performance",)), False, ("clock limits changed",)),
+        ("gpu_limits", (("gpu0: 300 W",), None, ("gpu0: 300 W",)), False, ()),
+        ("gpu_limits", (("gpu0: 300 W",), None, ("gpu0: 200 W",)), False, ("clock limits changed",)),
         ("suspended_s", (5.0, 5.05, 5.02), False, ()),
         ("suspended_s", (5.0, 5.0, 65.0), False, ("suspended",)),
         # 20 s: 3.7 % are the most that a battery can lose.

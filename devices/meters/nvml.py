@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.gpu_programs import programs_of_others
 from devices.meters.cross_check import compare
 from devices.meters.losable import LosableMeter
 from devices.meters.polled import METHODS, Array
@@ -155,6 +156,22 @@ class NvmlMeter(LosableMeter):
         if not masks:
             return None
         return is_slowed(self._reasons_seen.union(*(reasons_of(int(m)) for m in masks)))
+
+    def power_limits(self) -> tuple[str, ...] | None:
+        """Of each GPU, in words; None where one cannot be read."""
+        limits_w: dict[int, float | None] = {}
+        with suppress(DeviceError), nvml_errors(DeviceError, ""):
+            limits_w = {gpu.index: gpu.power_limit_w() for gpu in self._gpus}
+        known = tuple(f"gpu{i}: {limit_w:g} W" for i, limit_w in limits_w.items() if limit_w is not None)
+        return known if known and len(known) == len(self._gpus) else None
+
+    def others(self) -> tuple[str, ...] | None:
+        """Programs besides ours on the GPUs, in words; None where it cannot be told."""
+        found: dict[int, frozenset[int] | None] = {}
+        with suppress(DeviceError), nvml_errors(DeviceError, ""):
+            found = {gpu.index: gpu.process_ids() for gpu in self._gpus}
+        known = {index: process_ids for index, process_ids in found.items() if process_ids is not None}
+        return programs_of_others(known) if known else None
 
     def close(self) -> None:
         super().close()

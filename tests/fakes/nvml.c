@@ -20,6 +20,9 @@
  *   reasons 0          bit mask of clock event reasons
  *   events 0           result of reading them by the call of driver 535 and later
  *   throttle 0         result of reading them by the call that was before it
+ *   set_limit_w 0      power limit that the owner set; 0: it cannot be read
+ *   others 0           process id of a program of others that has GPU 0 open beside the caller; 0: none
+ *   unlisted 0         1: the caller is not listed itself, as in a container whose driver tells ids of the machine
  *   architecture 9     5: Volta ... 9: Hopper
  *
  * Result codes are NVML's (nvml.h). Before nvmlInit and after nvmlShutdown every call answers 1, uninitialised.
@@ -29,8 +32,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, ARCHITECTURE_HOPPER = 9 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { ARCHITECTURE_HOPPER = 9 };
 enum { MOST_GPUS = 8 };
 enum { POWER_INSTANT = 186 };
 
@@ -198,6 +203,33 @@ int nvmlDeviceGetPowerManagementLimitConstraints(gpu *device, unsigned *least, u
     *least = (unsigned)(limit_w * 1000 / 4);
     *most = (unsigned)(limit_w * 1000);
     return limit_w > 0 ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetPowerManagementLimit(gpu *device, unsigned *limit_mw)
+{
+    double limit_w = state("set_limit_w", 0);
+    (void)device;
+    *limit_mw = (unsigned)(limit_w * 1000);
+    return limit_w > 0 ? SUCCESS : NOT_SUPPORTED;
+}
+
+struct process_info { unsigned pid; unsigned long long used_bytes; unsigned gpu_instance, compute_instance; };
+
+int nvmlDeviceGetComputeRunningProcesses_v3(gpu *device, unsigned *count, struct process_info *found)
+{
+    unsigned pids[2], n = 0, room = *count, other = (unsigned)state("others", 0);
+    if (live_sessions == 0)
+        return UNINITIALIZED;
+    if (state("unlisted", 0) == 0)
+        pids[n++] = (unsigned)getpid();
+    if (other > 0 && device->index == 0)
+        pids[n++] = other;
+    *count = n;
+    if (n > room)
+        return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < n; i++)
+        found[i] = (struct process_info){pids[i], 1u << 20, ~0u, ~0u};
+    return SUCCESS;
 }
 
 /* What Zeus asks besides. */
