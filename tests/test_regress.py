@@ -159,7 +159,8 @@ def test_weights_that_were_replaced_under_their_name_are_not_judged_without_a_wo
     told = f"run014: the run's {words}"
     assert {arm: one.settings_changed for arm, one in judged(tmp_path).items()} == {"a": (told,), "b": (told,)}
     listed = joulebench("history", str(tmp_path)).stdout.splitlines()
-    assert listed[-1] == f"run014: the run rests on other files, variables or protocol than run013: {words}"
+    than = "other files, variables, clock rules or protocol than run013"
+    assert listed[-1] == f"run014: the run rests on {than}: {words}"
 
 
 def test_a_variable_that_changed_is_told_once_of_arms_that_were_last_measured_in_different_runs(tmp_path: Path) -> None:
@@ -184,7 +185,8 @@ def test_a_run_that_did_not_keep_what_it_rests_on_hides_no_change(tmp_path: Path
     words = "OMP_NUM_THREADS 1 → 2"
     assert judged(tmp_path)["b"].settings_changed == (f"run006: the run's {words}",)
     listed = joulebench("history", str(tmp_path)).stdout.splitlines()
-    assert listed[11:] == [f"run006: the run rests on other files, variables or protocol than run004: {words}"]
+    than = "other files, variables, clock rules or protocol than run004"
+    assert listed[11:] == [f"run006: the run rests on {than}: {words}"]
 
 
 def test_a_file_of_another_engine_is_told_of_its_arms_alone(tmp_path: Path) -> None:

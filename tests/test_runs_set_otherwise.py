@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from results.history.rests import changed_rests, rests_of
+from results.environments import Conditions
+from results.history.index import open_history
+from results.history.otherwise import otherwise_than_before
+from results.history.rests import changed_rests
 from results.runs import OWN_CODE
 from tests.compared_runs import between, read
 from tests.histories import made_trial, write_run
 from tests.run_builders import ENVIRONMENT, cell
+
+SLOW, FAST = ("governor powersave, 400 to 2600 MHz", "turbo off"), ("governor performance, 400 to 4700 MHz", "turbo on")
 
 
 def test_an_arm_that_was_set_otherwise_is_told(tmp_path: Path) -> None:
@@ -64,11 +69,11 @@ def test_files_variables_and_protocol_that_differ_are_told_and_a_file_that_moved
 
     assert told(of("same")) == []
     assert told(of("weights", **{"model.safetensors of model m": "sha256:" + "d" * 64})) == [
-        "Files, variables or protocol of the two runs differ: model.safetensors of model m sha256 aaaaaaaaaaaa →"
-        " sha256 dddddddddddd."
+        "Files, variables, clock rules or protocol of the two runs differ: model.safetensors of model m sha256"
+        " aaaaaaaaaaaa → sha256 dddddddddddd."
     ]
     assert told(of("variable", protocol={"warmup": 0, "repeats": 9}, OMP_NUM_THREADS="1")) == [
-        "Files, variables or protocol of the two runs differ: OMP_NUM_THREADS not set → 1,"
+        "Files, variables, clock rules or protocol of the two runs differ: OMP_NUM_THREADS not set → 1,"
         " protocol.warmup not set (the default) → 0."
     ]
     assert told(of("code", **{OWN_CODE: "sha256:" + "d" * 64})) == [
@@ -78,7 +83,7 @@ def test_files_variables_and_protocol_that_differ_are_told_and_a_file_that_moved
     elsewhere = {
         one.name.replace("/here/", "/there/"): one.value for one in run.info.inputs if one.name.startswith("data file")
     }
-    rests = rests_of(run.info, run.cells)
+    rests = run.rests
     moved = {name: value for name, value in rests.items() if "/here/" not in name} | elsewhere
     assert changed_rests(rests, moved, "m", "host") == []
 
@@ -99,3 +104,41 @@ def test_weights_and_sheets_of_other_models_and_devices_are_not_told() -> None:
     for device in ("model:m2-ultra", "model:m2-ultra[fabric=x]"):
         assert told("m", device) == [f"{sheet} old → new"], device
     assert told("m", "model:m2-ultra-table4") == []
+
+
+def of_clocks(folder: Path, day: int, *policies: tuple[str, ...] | None, device: str = "host") -> Path:
+    """One trial for each; None: the device does not tell."""
+    trials = [
+        made_trial("c1", i, 1.0, conditions=(Conditions(at_s=0.0), Conditions(at_s=1.0, cpu_policy=policy)))
+        for i, policy in enumerate(policies)
+    ]
+    return write_run(folder, [cell("c1", device=device)], trials, day, inputs={OWN_CODE: "sha256:" + "c" * 64})
+
+
+def test_clocks_that_are_set_by_other_rules_are_told_of_their_device(tmp_path: Path) -> None:
+    words = f"clocks of host {'; '.join(SLOW)} → {'; '.join(FAST)}"
+    slow, same, fast = (
+        of_clocks(tmp_path / name, day, policy)
+        for day, (name, policy) in enumerate({"slow": SLOW, "same": SLOW, "fast": FAST}.items())
+    )
+    (note,) = [note for note in between(slow, fast).notes if "clocks of" in note]
+    assert note == f"Files, variables, clock rules or protocol of the two runs differ: {words}."
+    assert not any("clocks of" in note for note in between(slow, same).notes)
+    with open_history(tmp_path) as history:
+        told = otherwise_than_before(history.runs)
+    than = "the run rests on other files, variables, clock rules or protocol than same"
+    assert {run: [one.sentence for one in changed] for run, changed in told.items()} == {"fast": [f"{than}: {words}"]}
+
+
+def test_of_clocks_that_nobody_saw_nothing_is_told_and_they_hide_no_change(tmp_path: Path) -> None:
+    """The run between does not tell; the last had both rules, one after the other."""
+    slow, unseen, both = (
+        of_clocks(tmp_path / name, day, *policies)
+        for day, (name, policies) in enumerate({"a": (SLOW,), "b": (None,), "c": (SLOW, FAST)}.items())
+    )
+    assert not any("clocks of" in note for pair in ((slow, unseen), (unseen, both)) for note in between(*pair).notes)
+    with open_history(tmp_path) as history:
+        told = otherwise_than_before(history.runs)
+    words = f"clocks of host {'; '.join(SLOW)} → {'; '.join(SLOW)} then {'; '.join(FAST)}"
+    assert [one.words for changed in told.values() for one in changed] == [words]
+    assert list(told) == ["c"]

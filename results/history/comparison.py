@@ -41,6 +41,7 @@ class RunTold:
     scores: Mapping[str, Mapping[str, SampleScores | str]]
     times_s: Mapping[str, Mapping[str, float]]
     binary: Mapping[str, frozenset[str]]
+    rests: Mapping[str, str]
 
 
 def told_of(run: RunData) -> RunTold:
@@ -53,6 +54,7 @@ def told_of(run: RunData) -> RunTold:
         scores={cell_id: _scores(points[cell_id], answering(own)) for cell_id, own in trials.items()},
         times_s={cell_id: _times(usable(own)) for cell_id, own in trials.items()},
         binary=binary_metrics(run),
+        rests=rests_of(run),
     )
 
 
@@ -206,10 +208,11 @@ def _alone(first: Side, second: Side, pairs: Sequence[Pair]) -> Iterator[str]:
 
 def _rests_notes(first: RunTold, second: RunTold, pairs: Sequence[Pair]) -> Iterator[str]:
     """A checkpoint or a sheet may have been replaced under its name, and the protocol may be another."""
-    one, other = rests_of(first.info, first.cells), rests_of(second.info, second.cells)
-    found = dict.fromkeys(word for _, cell in pairs for word in changed_rests(one, other, cell.model, cell.device))
+    found = dict.fromkeys(
+        word for _, cell in pairs for word in changed_rests(first.rests, second.rests, cell.model, cell.device)
+    )
     if found:
-        yield f"Files, variables or protocol of the two runs differ: {', '.join(found)}."
+        yield f"Files, variables, clock rules or protocol of the two runs differ: {', '.join(found)}."
     infos = first.info, second.info
     codes = [{i.value for i in info.inputs if i.name == OWN_CODE} for info in infos]
     versions = {environment.joulebench for info in infos for environment in info.environments.values()}

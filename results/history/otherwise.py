@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from results.history.points import RunPoint
-from results.history.rests import changed_rests
+from results.history.rests import changed_rests, known_rests
 from results.history.settings import Settings, changed_settings
 
 
@@ -21,7 +21,7 @@ class Changed(NamedTuple):
     def sentence(self) -> str:
         """ "npumoe is set otherwise than in run007: arithmetic not set → int8"."""
         if not self.arms:
-            return f"the run rests on other files, variables or protocol than {self.before}: {self.words}"
+            return f"the run rests on other files, variables, clock rules or protocol than {self.before}: {self.words}"
         verb = "is" if len(self.arms) == 1 else "are"
         return f"{', '.join(self.arms)} {verb} set otherwise than in {self.before}: {self.words}"
 
@@ -49,7 +49,7 @@ def otherwise_than_before(runs: Sequence[RunPoint]) -> dict[str, list[Changed]]:
             before, rested = last_rests.get(key, (run.folder, run.rests))
             for word in changed_rests(rested, run.rests, own.model, own.device):
                 rests[word] = max(before, rests.get(word, before), key=place.__getitem__)
-            last_rests[key] = run.folder, run.rests
+            last_rests[key] = run.folder, known_rests(rested, run.rests)
         told = [Changed(tuple(arms), before, words) for (before, words), arms in found.items()]
         for before in dict.fromkeys(rests.values()):
             told.append(Changed((), before, ", ".join(word for word, latest in rests.items() if latest == before)))

@@ -179,7 +179,7 @@ def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint
         environments=run.info.environments,
         ranges=tuple(_ranges(cells)),
         settings=arm_settings(run.cells),
-        rests=rests_of(run.info, run.cells),
+        rests=rests_of(run),
     )
 
 

@@ -1,4 +1,5 @@
-"""What a run rests on besides the settings of its arms: weights, sheets, recordings, data, variables, its protocol.
+"""What a run rests on besides the settings of its arms: weights, sheets, recordings, data, variables, its protocol, and
+the rules by which its host sets its clocks.
 
 A file is told by its digest, wherever it lies. An arm of one name and one model stays one line of a history when a file
 below it is replaced, so whoever compares two runs says where that was.
@@ -6,25 +7,29 @@ below it is replaced, so whoever compares two runs says where that was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from results.cells import usable
 from results.history.settings import ABSENT
-from results.records import MODEL_PREFIX, Cell
-from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunInfo, shown_value
+from results.records import MODEL_PREFIX
+from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunData, shown_value
 
 PROTOCOL: Final = "protocol."
+CLOCKS: Final = "clocks of "
+"""And a device: governor, limits, turbo. Of a run that did not see them nothing is known."""
 NOT_OF_A_FIGURE: Final = ("repeats", "stop")
 """Of the protocol: how often was measured, which stands with each figure."""
 DEFAULT: Final = f"{ABSENT} (the default)"
 
 
-def rests_of(info: RunInfo, cells: Iterable[Cell]) -> dict[str, str]:
+def rests_of(run: RunData) -> dict[str, str]:
     """Empty in runs from before it was kept. joulebench's own code is told by its version, and a profile or a file of
     another engine by the settings of its arms."""
+    info = run.info
     if not info.inputs:
         return {}
-    set_by_arms = {key for cell in cells for key in cell.engine_parameters}
+    set_by_arms = {key for cell in run.cells for key in cell.engine_parameters}
     found = {
         one.name: one.value
         for one in info.inputs
@@ -33,7 +38,26 @@ def rests_of(info: RunInfo, cells: Iterable[Cell]) -> dict[str, str]:
     protocol = info.plan.get("protocol")
     if isinstance(protocol, Mapping):
         found |= {f"{PROTOCOL}{key}": str(value) for key, value in protocol.items() if key not in NOT_OF_A_FIGURE}
-    return found
+    return found | dict(_clocks(run))
+
+
+def _clocks(run: RunData) -> Iterator[tuple[str, str]]:
+    """Of each device whose trials saw by what rules its clocks are set: all of them, in their order."""
+    device_of = {cell.cell_id: cell.device for cell in run.cells}
+    seen: dict[str, dict[str, None]] = {}
+    for trial in usable(run.trials):
+        for state in trial.conditions:
+            if state.cpu_policy is not None:
+                seen.setdefault(device_of[trial.cell_id], {})["; ".join(state.cpu_policy)] = None
+    for device, policies in seen.items():
+        yield f"{CLOCKS}{device}", " then ".join(policies)
+
+
+def known_rests(before: Mapping[str, str], own: Mapping[str, str]) -> Mapping[str, str]:
+    """The last that is known: a run from before they were kept, or whose clocks nobody saw, hides no change."""
+    if not own:
+        return before
+    return {name: value for name, value in before.items() if name.startswith(CLOCKS)} | dict(own)
 
 
 def changed_rests(first: Mapping[str, str], second: Mapping[str, str], model: str, device: str) -> list[str]:
@@ -49,6 +73,7 @@ def changed_rests(first: Mapping[str, str], second: Mapping[str, str], model: st
         if (before := one.get(name)) != (after := other.get(name))
         and not (before in moved and after is None)
         and not (after in moved and before is None)
+        and not (name.startswith(CLOCKS) and None in (before, after))
     ]
 
 
@@ -61,6 +86,8 @@ def _of_arm(rests: Mapping[str, str], model: str, device: str) -> Iterator[tuple
         if OF_MODEL in name and own and name.partition(OF_MODEL)[2] not in own:
             continue
         if name.startswith(HARDWARE_SHEET) and not _is_sheet_of(name.removeprefix(HARDWARE_SHEET), device):
+            continue
+        if name.startswith(CLOCKS) and name.removeprefix(CLOCKS) != device:
             continue
         yield name, value
 

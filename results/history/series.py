@@ -7,7 +7,7 @@ machine does to both in that session (heat, a neighbour, another clock) is in ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 
 from results.history.changes import MOST_POINTS, Levels, find_levels
 from results.history.points import CellPoint, Figure, RunPoint
-from results.history.rests import changed_rests
+from results.history.rests import changed_rests, known_rests
 from results.history.settings import changed_settings
 
 
@@ -51,7 +51,7 @@ class Series:
         """Runs behind this point whose arm, or whose anchor, was set otherwise than in the point before, or rests on
         other files and variables: of a run that did not keep them nothing is known."""
         found = []
-        rests = self.points[after].run.rests if self.points else {}
+        rests: Mapping[str, str] = self.points[after].run.rests if self.points else {}
         for one, other in pairwise(self.points[after:]):
             words = changed_settings(one.cell.settings, other.cell.settings)
             rested = changed_rests(rests, other.run.rests, other.cell.model, other.cell.device)
@@ -60,7 +60,7 @@ class Series:
                 words += [f"the anchor's {word}" for word in anchors]
                 rested += changed_rests(rests, other.run.rests, other.anchor.model, other.anchor.device)
             words += [f"the run's {word}" for word in dict.fromkeys(rested)]
-            rests = other.run.rests or rests
+            rests = known_rests(rests, other.run.rests)
             if words:
                 found.append((other.run, ", ".join(words)))
         return found
