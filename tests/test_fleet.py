@@ -99,7 +99,25 @@ def test_a_device_that_does_not_come_is_named(tmp_path: Path) -> None:
         given = ["fleet", "start", str(plan), "--out", str(tmp_path / "run"), "--listen", address, "--wait-s", "12"]
         ended = joulebench(*given)
     assert ended.code == 4
-    assert "not there: model:m2-ultra (absent); --wait-s waits longer" in ended.stderr
+    told = ended.stderr.splitlines()[-1]
+    assert told.startswith("error: after 12 s not there: ")
+    assert told.endswith("model:m2-ultra (absent); --wait-s waits longer")
+    assert "host (absent)" not in told, "it is there, and on a busy machine still looks at its device"
+    assert not (tmp_path / "run").exists()
+
+
+def test_who_is_waited_for_is_told_to_whoever_asks(tmp_path: Path) -> None:
+    """Until every device had joined, the status was that the fleet had not told anything yet."""
+    plan, address = write_plan(tmp_path / "plan.toml", small_plan()), free_address()
+    given = [str(EXECUTABLE), "fleet", "start", str(plan), "--out", str(tmp_path / "run"), "--listen", address]
+    started = subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    try:
+        assert eventually(lambda: joulebench("fleet", "status", address, "--json").code == 0)
+        told = json.loads(joulebench("fleet", "status", address, "--json").stdout)
+    finally:
+        started.send_signal(signal.SIGINT)
+        started.wait(PATIENCE_S)
+    assert {d["device"]: d["state"] for d in told["devices"]} == {"host": "absent", "model:m2-ultra": "absent"}
     assert not (tmp_path / "run").exists()
 
 

@@ -27,6 +27,9 @@ class LosingDevices(SleepingDevices):
         self._devices = dict.fromkeys(OURS, 1)
         self._lost = [lost]
 
+    def offer(self, devices: dict[str, int]) -> None:
+        self._devices = devices
+
     def events(self, timeout_s: float) -> Sequence[Event]:
         found = list(super().events(timeout_s))
         answers = [one.key for one in found if isinstance(one, Came) and not one.key.startswith("describe")]
@@ -54,3 +57,23 @@ def test_what_is_lost_right_behind_an_answer_does_not_end_the_coordinator(
             coordinator.step()
         assert coordinator.is_done
         assert (coordinator.n_done, len(store.trials()), coordinator.n_failed) == (N, N, 0)
+
+
+def test_an_offer_that_leads_to_nothing_is_told_once_and_shown(tmp_path: Path) -> None:
+    """A misspelt device, or one that two workers offer, was waited for without a word in the log."""
+    info = run_info("offers", environments=dict.fromkeys(OURS, ENVIRONMENT))
+    devices, told = LosingDevices(lambda key: Lost(key, "not used", False)), list[str]()
+    first = OURS[0]
+    devices.offer({first: 2, "hots": 1})
+    coordinator = Coordinator(SimulatedWork(N), Members(OURS, tmp_path, info), devices, told.append, devices.clock_s)
+    for _ in range(3):
+        coordinator.step_before()
+    assert told == [
+        f"hots: the plan has no such device (it has {', '.join(OURS)}); end this worker",
+        f"{first}: 2 workers offer it; end all but one",
+    ]
+    states = {state.device: state.state for state in coordinator.device_states()}
+    assert (states[first], states["hots"]) == ("offered twice", "not in the plan")
+    devices.offer({first: 1})
+    coordinator.step_before()
+    assert {state.device for state in coordinator.device_states()} == set(OURS)

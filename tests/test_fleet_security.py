@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import platform
+import signal
 import socket
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from distributed.security import Security
 
 from harness.fleet.road import DaskRoad, FleetError, published_state
 from harness.fleet.security import Address, AddressError, Tls, read_address, read_tls
-from tests.command import joulebench
+from tests.command import EXECUTABLE, environment, joulebench
+from tests.eventually import PATIENCE_S, eventually
 from tests.plans import raw_plan, write_plan
 
 TLS = Tls(ca="ca.pem", certificate="own.pem", key="own.key")
@@ -118,4 +122,24 @@ def test_only_who_has_a_certificate_of_the_fleet_is_answered(tmp_path: Path) -> 
                 published_state(address, tls)
         assert published_state(road.address, own) == "told"
     finally:
+        road.close(is_over=True)
+
+
+@pytest.mark.waits
+def test_a_fleet_of_this_machine_listens_on_no_address_that_others_reach(tmp_path: Path) -> None:
+    """Workers listened everywhere: whoever reached this machine could run code on them."""
+    road = DaskRoad(Address("127.0.0.1", 0), None)
+    road.open()
+    command = [str(EXECUTABLE), "fleet", "join", str(road.address), "--device", "host"]
+    joined = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment())
+    try:
+        assert eventually(lambda: road.devices() == {"host": 1})
+        assert road.scheduler_pid is not None
+        processes = [psutil.Process(road.scheduler_pid), *psutil.Process(joined.pid).children()]
+        listening = [c.laddr for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert len(processes) == 2
+        assert {own.ip for own in listening} == {"127.0.0.1"}
+    finally:
+        joined.send_signal(signal.SIGINT)
+        joined.wait(PATIENCE_S)
         road.close(is_over=True)

@@ -51,6 +51,8 @@ class Coordinator:
         self._free: set[str] = set()
         """Devices that may have a trial, and have none."""
         self._since_s: dict[str, float] = {}
+        self._told_wrong: set[str] = set()
+        """Devices that are offered, and to nothing: twice, or by a name that the plan does not have."""
         self.n_done_of: dict[str, int] = {}
         self.n_trials = work.n_trials
         self.n_done = 0
@@ -98,10 +100,23 @@ class Coordinator:
             self._lose(lease.lease_id, "nothing was heard of its worker", True)
 
     def _look(self) -> None:
-        for member in self._members.look(self._road.devices(), self._now_s()):
+        asked = self._members.look(self._road.devices(), self._now_s())
+        self._tell_wrong_offers()
+        for member in asked:
             member.key, member.state = f"describe-{member.device}-{uuid.uuid4().hex[:8]}", "describing"
             self._by_key[member.key] = member
             self._road.send(member.key, member.device, self._work.description_asked(member.device))
+
+    def _tell_wrong_offers(self) -> None:
+        """Each once, and again where it was mended meanwhile: a log has no table in which to see them."""
+        named = ", ".join(member.device for member in self._members.all())
+        lacking = f"the plan has no such device (it has {named}); end this worker"
+        wrong = dict.fromkeys(self._members.strangers, lacking)
+        wrong |= {m.device: str(m.words) for m in self._members.all() if m.state == "offered twice"}
+        for device, words in wrong.items():
+            if device not in self._told_wrong:
+                self._say(f"{device}: {words}")
+        self._told_wrong = set(wrong)
 
     def _give_out(self, queue: TrialQueue) -> None:
         for device in sorted(self._free):
@@ -243,7 +258,8 @@ class Coordinator:
     # --- told ---
 
     def device_states(self) -> tuple[DeviceState, ...]:
-        return tuple(map(self._state_of, self._members.all()))
+        strangers = (DeviceState(device=device, state="not in the plan") for device in self._members.strangers)
+        return (*map(self._state_of, self._members.all()), *strangers)
 
     def _state_of(self, member: Member) -> DeviceState:
         lease = None if self._queue is None else self._queue.lease_of(member.device)

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 
-from harness.fleet.dask_settings import settle_dask, when_parent_ends
+from harness.fleet.dask_settings import PAGES, settle_dask, when_parent_ends
 from harness.fleet.security import Tls, security_of
 from results.records import Record
 
@@ -32,6 +32,7 @@ async def serve(asked: SchedulerAsked) -> None:
         protocol="tcp" if asked.tls is None else "tls",
         security=security_of(asked.tls),
         dashboard=False,
+        dashboard_address=PAGES,
     )
     try:
         await scheduler

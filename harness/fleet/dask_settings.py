@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from harness.fleet.security import HOST
+
 SERIAL = "SERIAL"
 """Each worker has one of it, and each task takes it: one thing at a time."""
 TOPIC = "joulebench"
 """Of what workers say while they work."""
 NO_WORKERS_TIMEOUT = "60 s"
+PAGES = f"{HOST}:0"
+"""Where Dask's pages listen, which are empty."""
 
 SETTINGS: dict[str, Any] = {
     # A trial belongs to its device, and to the lease that it runs under.
@@ -23,6 +27,9 @@ SETTINGS: dict[str, Any] = {
     "distributed.comm.timeouts.connect": "10 s",
     "distributed.comm.timeouts.tcp": "30 s",
     "distributed.comm.retry.count": 0,
+    # Dask's pages tell what runs here, and ask for no certificate. Their server starts whatever is set.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
     # What Dask looks at while a trial is measured costs CPU time beside it.
     "distributed.worker.profile.enabled": False,
     "distributed.admin.system-monitor.interval": "60 s",

@@ -15,8 +15,8 @@ import time
 import warnings
 from typing import Protocol
 
-from harness.fleet.dask_settings import SERIAL, TOPIC, resource_of, settle_dask, when_parent_ends
-from harness.fleet.security import Tls, security_of
+from harness.fleet.dask_settings import PAGES, SERIAL, TOPIC, resource_of, settle_dask, when_parent_ends
+from harness.fleet.security import HOST, Tls, read_address, security_of
 from harness.fleet.worker_side import Say, WorkerSide
 from results.records import Record
 
@@ -76,7 +76,10 @@ async def work(asked: WorkerAsked, folder: str) -> int:
             security=security_of(asked.tls),
             memory_limit=None,
             dashboard=False,
-            # The coordinator may be on another machine: the address is the one that this machine has towards it.
+            dashboard_address=PAGES,
+            # Whoever connects to a worker runs code, too. A coordinator on another machine reaches it at the address
+            # that this machine has towards it.
+            host=HOST if read_address(asked.address, asked.tls).is_local else None,
         )
         try:
             left_s = asked.wait_s - (time.monotonic() - seen_s)

@@ -38,6 +38,8 @@ class Members:
     def __init__(self, devices: Iterable[str], directory: Path, info: RunInfo | None) -> None:
         """info: of the run that goes on; None of one that is not begun."""
         self._members = {device: Member(device) for device in devices}
+        self.strangers: tuple[str, ...] = ()
+        """Devices that workers offer, and that the plan does not name."""
         self._directory = directory
         self._info = info
         self._inputs = {i.name: i.value for i in info.inputs} if info is not None else {}
@@ -55,6 +57,7 @@ class Members:
     def look(self, there: Mapping[str, int], now_s: float) -> list[Member]:
         """Takes in who is there. Returns those that are to be asked for a description."""
         asked = []
+        self.strangers = tuple(sorted(device for device in there if device not in self._members))
         for member in self._members.values():
             n = there.get(member.device, 0)
             if n == 0:

@@ -290,6 +290,7 @@ def published_state(address: Address, tls: Tls | None) -> str | None:
     except (OSError, TimeoutError, ValueError, RuntimeError) as error:
         raise FleetError(
             f"no fleet answers at {address} ({(str(error).splitlines() or [type(error).__name__])[0][:120]}); give the"
-            " address that `joulebench fleet start` prints, or the folder of the run"
+            " address that `joulebench fleet start` prints, or the folder of the run, which is made when every device"
+            " has joined"
         ) from error
     return found if isinstance(found, str) else None

@@ -116,7 +116,7 @@ class FleetRun:
             n_new = coordinator.n_done - self._n_before
             rate = n_new / (now_s - self._begun_s) if n_new else None
             self._view.show(self._state(coordinator, False), rate)
-        if now_s - self._written_s >= WRITE_EVERY_S and self._directory.is_dir():
+        if now_s - self._written_s >= WRITE_EVERY_S:
             self._written_s = now_s
             self._write(coordinator, is_over=False)
 

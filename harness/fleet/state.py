@@ -13,7 +13,7 @@ from results.report.files import replace_text
 FILE = "fleet.json"
 WRITE_EVERY_S = 2.0
 
-DeviceIs = Literal["absent", "describing", "working", "idle", "refused", "offered twice", "finished"]
+DeviceIs = Literal["absent", "describing", "working", "idle", "refused", "offered twice", "not in the plan", "finished"]
 
 
 class DeviceState(Record):

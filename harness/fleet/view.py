@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 30
 """Of the live table. Devices that are doing nothing are left out first."""
 STALE_S = 30.0
-ORDER = ("refused", "offered twice", "absent", "working", "describing", "idle", "finished")
+ORDER = ("refused", "offered twice", "not in the plan", "absent", "working", "describing", "idle", "finished")
 WORDS = {
     "absent": "no worker has joined",
     "describing": "looks at its device",
@@ -73,7 +73,7 @@ def fleet_table(state: FleetState, rate_per_s: float | None = None, most_rows: i
     table.add_column("doing", overflow="fold")
     devices = sorted(state.devices, key=lambda d: ORDER.index(d.state))
     for device in devices[:most_rows]:
-        needs_somebody = device.state in ("refused", "offered twice")
+        needs_somebody = device.state in ("refused", "offered twice", "not in the plan")
         table.add_row(
             printable(device.device),
             printable(device.host or ""),
