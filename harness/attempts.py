@@ -19,6 +19,7 @@ from harness.session import PreparedCell, Traces, run_trial
 from results.cells import CONTENDED
 from results.records import Sample
 from results.trials import Failure, Trial
+from results.units import format_share
 from workloads.base import WorkloadError
 
 
@@ -92,7 +93,9 @@ class Attempts:
                     and len(contention_shares) < protocol.contention_retries
                 ):
                     contention_shares.append(share)
-                    self._progress.trial_repeated(label, repeat, f"other processes took {share:.0%} of the CPU")
+                    self._progress.trial_repeated(
+                        label, repeat, f"other processes took {format_share(share)} of the CPU"
+                    )
                     continue
                 counted = {"attempts": attempts, "contention_shares": tuple(contention_shares)}
                 return trial.model_copy(update=counted), traces

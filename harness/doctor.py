@@ -36,6 +36,7 @@ from results.energy import MIN_UPDATES
 from results.environments import Conditions
 from results.records import EnergyReading, IdleBaseline, PowerTrace
 from results.self_tests import Agreement, Check, MeterTest, SelfTest
+from results.units import format_share
 
 MAX_IDLE_FOREIGN_SHARE = 0.1
 MAX_OWN_CPU_SHARE = 0.01
@@ -325,7 +326,7 @@ def _cpu_checks(idle_cpu: tuple[CpuSeconds | None, CpuSeconds | None], seconds: 
     yield Check(
         name="other processes",
         ok=quiet,
-        found=f"they take {foreign:.0%} of the CPU",
+        found=f"they take {format_share(foreign)} of the CPU",
         remedy=None if quiet else "end them: they slow an engine down, and their joules are in every window",
     )
     own = ours_s / seconds

@@ -24,6 +24,7 @@ from harness.terminal import (
 )
 from harness.weights_option import Weights
 from results.printable import printable
+from results.units import format_share
 
 if TYPE_CHECKING:
     from engines.curves.rounds import Measured
@@ -111,7 +112,11 @@ def _busy(unit: str, measured: Measured) -> str | None:
     """What to say of a machine that others used; None of a quiet one."""
     if measured.is_quiet:
         return None
-    share = "" if measured.foreign_share is None else f": {measured.foreign_share:.0%} of the CPU time went to others"
+    share = (
+        ""
+        if measured.foreign_share is None
+        else f": {format_share(measured.foreign_share)} of the CPU time went to others"
+    )
     return f"{unit}: {measured.n_disturbed} of {measured.n_runs} runs were disturbed{share}"
 
 

@@ -20,6 +20,7 @@ from results.cells import CONTENDED, THROTTLED
 from results.requests import requests_sha256, whole_requests
 from results.store import Store, StoreError
 from results.trials import EnduranceRound, Trial
+from results.units import format_share
 
 
 class Progress(TrialProgress, TypingProtocol):
@@ -217,7 +218,8 @@ def no_figure_so_far(trials: Sequence[Trial], max_foreign_cpu_share: float) -> s
     most = max(t.foreign_cpu_share or 0.0 for t in trials)
     return (
         f"no figure can be used so far: in all {outcome.n_ok} trials {took_more(max_foreign_cpu_share)} (up to"
-        f" {most:.0%}). End them now; or stop this run (Ctrl-C), raise that key, and begin anew with another --out"
+        f" {format_share(most)}). End them now; or stop this run (Ctrl-C), raise that key, and begin anew with"
+        " another --out"
     )
 
 

@@ -30,6 +30,7 @@ from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.problems import nearest
 from harness.schema import EngineSpec
+from results.units import format_share
 
 PRICED = "a modelled device"
 MEASURED = "the host"
@@ -158,7 +159,8 @@ def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | N
     return (
         f"engine {engine.label}: blocks of {size} rows, and an expert gets {mean_rows:.4g} of a chunk of"
         f" {engine.spec.prefill_chunk} tokens: where all {moe.n_experts} get some,"
-        f" {1 - n_pairs / (n_blocks * size):.1%} of the rows are padding; lengthen prefill_chunk or lower block_size"
+        f" {format_share(1 - n_pairs / (n_blocks * size), '.1f')} of the rows are padding; lengthen prefill_chunk or"
+        " lower block_size"
     )
 
 

@@ -13,6 +13,7 @@ from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.records import NO_MODEL, Cell, Method
 from results.runs import RunData
 from results.trials import Trial
+from results.units import format_share
 
 CONTENDED = "contended"
 """The mark of a trial in whose window other processes took too much of the CPU."""
@@ -153,7 +154,7 @@ def mark_words(trial: Trial) -> str:
 
 
 def _contended_words(trial: Trial) -> str:
-    share = f"{trial.foreign_cpu_share:.0%}" if trial.foreign_cpu_share is not None else "a part"
+    share = format_share(trial.foreign_cpu_share) if trial.foreign_cpu_share is not None else "a part"
     n = len(trial.contention_shares)
     before = (
         f", as in {n} window{'s' if n != 1 else ''} before that {'were' if n != 1 else 'was'} thrown away" if n else ""
@@ -201,14 +202,14 @@ def disturbances(run: RunData) -> list[str]:
         marked = sum(CONTENDED in t.marks for t in run.trials)
         left_out = f" ({marked} marked, and in no mean of these: the limit is protocol.max_foreign_cpu_share)"
         said[
-            f"{shared.n} of {shared.n_of} trials shared the CPU: other processes took up to {shared.most:.0%} of it;"
-            f" their times and joules are disturbed{left_out if marked else ''}."
+            f"{shared.n} of {shared.n_of} trials shared the CPU: other processes took up to"
+            f" {format_share(shared.most)} of it; their times and joules are disturbed{left_out if marked else ''}."
         ] = None
     thrown_away = [share for t in run.trials for share in t.contention_shares]
     if thrown_away:
         said[
-            f"{len(thrown_away)} windows were thrown away and taken again: other processes took up to"
-            f" {max(thrown_away):.0%} of the CPU."
+            f"{len(thrown_away)} window{'s were' if len(thrown_away) > 1 else ' was'} thrown away and taken again:"
+            f" other processes took up to {format_share(max(thrown_away))} of the CPU."
         ] = None
     doubted = [t.disagreements[0] for t in run.trials if t.disagreements]
     if doubted:

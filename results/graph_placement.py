@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from results.records import Record
+from results.units import format_share
 
 ANE = "ane"
 EXPERTS_NOT_ON_ANE = "experts not on the ANE"
@@ -78,6 +79,6 @@ def placement_words(placement: Sequence[GraphPlacement]) -> str:
     shares = []
     for role in dict.fromkeys(graph.role for graph in placement):
         share = ane_operations_share([graph for graph in placement if graph.role == role])
-        shares.append(f"{role} {'not told' if share is None else f'{share:.0%}'}")
+        shares.append(f"{role} {'not told' if share is None else format_share(share)}")
     told = f"{graphs}, operations: {units}; of what ran, on the ANE: {', '.join(shares)}"
     return f"{told}; {len(untold)} of the graphs not told" if untold else told

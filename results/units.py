@@ -77,6 +77,11 @@ def format_known(value: float, relative_error: float | None) -> str:
     return _fixed(value, min(max(last, min(_last_digit(value, PLAIN_DIGITS), 0)), _last_digit(value, 2)))
 
 
+def format_share(share: float, form: str = ".0f") -> str:
+    """0.12 is "12 %"."""
+    return f"{share * 100:{form}} %"
+
+
 def format_error(share: float) -> str:
     """A stated error of a figure, as a share of it, with two digits: 0.125 is "± 12 %", 250 "± 25000 %"."""
     return f"± {float(f'{100 * share:.2g}'):.15g} %"

@@ -103,7 +103,7 @@ def test_a_counter_that_missed_a_part_gives_no_number(fake: FakePhone, cycles: P
     cycles.read([1])
     reading = cycles.read([1])
     assert reading.cycles is None
-    assert "on the hardware for 37% of the time" in str(reading.remark)
+    assert "on the hardware for 37 % of the time" in str(reading.remark)
     assert "bind the program to one cluster" in str(reading.remark)
 
 

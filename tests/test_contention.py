@@ -97,11 +97,11 @@ def test_a_disturbed_window_is_thrown_away_counted_and_taken_again(tmp_path: Pat
     assert trial.foreign_cpu_share == pytest.approx(0.05)
     assert trial.contention_shares == (pytest.approx(0.5),)
     assert trial.attempts == 2
-    assert "dropless · boolq · host · trial 1 · again: other processes took 50% of the CPU" in log
+    assert "dropless · boolq · host · trial 1 · again: other processes took 50 % of the CPU" in log
     table = trials_table(data)
     assert set(table["contention_repeats"]) == {1}
     assert list(table["foreign_cpu_share"]) == pytest.approx([0.05] * len(table))
-    assert "1 windows were thrown away and taken again: other processes took up to 50% of the CPU." in html_text(data)
+    assert "1 window was thrown away and taken again: other processes took up to 50 % of the CPU." in html_text(data)
 
 
 def test_a_trial_that_is_disturbed_every_time_stands_marked_and_in_no_mean(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_trial_that_is_disturbed_every_time_stands_marked_and_in_no_mean(tmp_p
     assert (quiet.marks, quiet.attempts) == ((), 1)
     # Three windows of two requests, then one.
     assert len(bench.engine.answered) == 8
-    words = "contended: other processes took 70% of the CPU, as in 2 windows before that were thrown away"
+    words = "contended: other processes took 70 % of the CPU, as in 2 windows before that were thrown away"
     assert f"left out: {words}" in log
     assert words in html_text(data)
     table = trials_table(data)
@@ -157,7 +157,7 @@ def test_a_run_of_which_nothing_can_be_used_says_so_early_and_once(tmp_path: Pat
     (at,) = (k for k, line in enumerate(lines) if "no figure can be used so far" in line)
     assert [line[:5] for line in (lines[at - 1], lines[at + 1])] == ["[2/4]", "[3/4]"]
     key = "protocol.max_foreign_cpu_share = 0.2"
-    assert f"in all 2 trials other processes took more than {key} of the CPU (up to 70%)" in lines[at]
+    assert f"in all 2 trials other processes took more than {key} of the CPU (up to 70 %)" in lines[at]
     assert "End them now; or stop this run (Ctrl-C), raise that key" in lines[at]
 
 
@@ -212,7 +212,7 @@ def test_lost_links_and_busy_neighbours_are_counted_apart(tmp_path: Path) -> Non
     assert (trial.status, trial.attempts) == ("ok", 3)
     assert len(trial.contention_shares) == 1
     assert [line.split("again: ")[1] for line in log.splitlines() if "again: " in line] == [
-        "other processes took 50% of the CPU",
+        "other processes took 50 % of the CPU",
         "link",
     ]
 

@@ -264,7 +264,7 @@ def test_shares_weigh_each_graph_by_its_predictions() -> None:
     told = [graph("experts", 3, ane=4), graph("attention", 1, ane=2, cpu=6), graph("shared", 5, reason="lost")]
     assert ane_operations_share(told) == 0.7
     assert placement_words(told) == (
-        "3 graphs, operations: 6 on ane, 6 on cpu; of what ran, on the ANE: experts 100%, attention 25%, shared not"
+        "3 graphs, operations: 6 on ane, 6 on cpu; of what ran, on the ANE: experts 100 %, attention 25 %, shared not"
         " told; 1 of the graphs not told"
     )
     assert ane_operations_share([graph("experts", reason="lost")]) is None

@@ -155,7 +155,7 @@ def test_a_busy_neighbour_and_a_costly_reading_are_told() -> None:
     device = Device(machine, Meter(machine))
     device.busy_cores, device.own_cores = 0.5, 0.03
     found = examined(device)
-    assert check(found, "other processes").found == "they take 25% of the CPU"
+    assert check(found, "other processes").found == "they take 25 % of the CPU"
     assert check(found, "cost of reading").found == "3 % of a core"
     assert found.verdict == "to be fixed"
     assert {c.name for c in found.checks if c.ok is False} == {"other processes", "cost of reading"}

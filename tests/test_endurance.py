@@ -262,7 +262,7 @@ def test_a_neighbour_on_one_side_of_a_step_is_told_beside_it(tmp_path: Path) -> 
     assert told(0.02, 0.02) == told(0.6, 0.6) == []
     [words] = told(0.02, 0.53)
     assert words.startswith(f"{n_after} of {n_after} rounds after that step shared the CPU")
-    assert "up to 53% of it, and may be its cause" in words
+    assert "up to 53 % of it, and may be its cause" in words
     [words] = told(0.53, 0.02)
     assert words.startswith(f"{len(series.rounds) - n_after} of {len(series.rounds) - n_after} rounds before that step")
 

@@ -212,6 +212,37 @@ def test_the_page_draws_each_figure_with_its_changes_and_its_numbers(runs: Path,
     assert "<td>run008</td>" in row[: row.index("</table>")]
 
 
+def test_names_of_arms_stand_above_their_chart_and_not_on_each_other(tmp_path: Path) -> None:
+    arms = [f"{'a-long-name-of-an-arm-' * 4}{i}" for i in range(2)]
+    cells = [cell(f"c{i}", engine=arm, label=arm) for i, arm in enumerate(arms)]
+    write_run(tmp_path / "run", cells, [made_trial(f"c{i}", 0, 1.0) for i in range(2)])
+    assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    legend = text[text.index('<ul class="legend">') : text.index("</ul>")]
+    assert [arm for arm in arms if f"</svg>{arm}</li>" in legend] == arms
+    charts = json.loads(text.split('id="charts">')[1].split("</script>")[0])["specs"].values()
+    marks = [layer["mark"]["type"] for chart in charts for layer in chart["layer"]]
+    assert "text" not in marks
+    assert ">1 point<" not in text
+    assert "2 points" in text
+
+
+@pytest.mark.parametrize(
+    ("days", "said", "form"),
+    [((0,), "1 run, 2026-", "%H:%M:%S"), ((0, 3), "2 runs, 2026-", "%b %d"), ((0, 400), "2 runs, 2026-", "%Y-%m-%d")],
+)
+def test_the_axis_of_time_is_that_of_the_tables(tmp_path: Path, days: tuple[int, ...], said: str, form: str) -> None:
+    for day in days:
+        write_run(tmp_path / f"run{day}", [cell("c1")], [made_trial("c1", 0, 1.0)], day)
+    assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert said in text
+    assert "(UTC)" in text
+    chart = next(iter(json.loads(text.split('id="charts">')[1].split("</script>")[0])["specs"].values()))
+    across = chart["layer"][0]["encoding"]["x"]
+    assert (across["scale"]["type"], across["axis"]["format"]) == ("utc", form)
+
+
 def test_a_bar_of_two_trials_that_scatter_reaches_below_no_0_and_hides_no_line(tmp_path: Path) -> None:
     """1 s and 20 s: Student's interval is -110 to 131 s, and a line at 1 s beside it lay on the axis."""
     one = cell("c1", engine="a", label="a")
@@ -255,7 +286,8 @@ def drawn_points(page: str, figure: str) -> list[dict[str, float]]:
     """What the chart of this figure draws, in order of time."""
     charts = json.loads(page.split('id="charts">')[1].split("</script>")[0])["specs"].values()
     (chart,) = (one for one in charts if one["description"].startswith(f"{figure} over time"))
-    points: list[dict[str, float]] = chart["datasets"][chart["layer"][0]["data"]["name"]]
+    data = chart["data"] if "data" in chart else chart["layer"][0]["data"]
+    points: list[dict[str, float]] = chart["datasets"][data["name"]]
     return points
 
 

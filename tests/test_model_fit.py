@@ -103,7 +103,7 @@ def missed(curve: str, *misses: float) -> list[Residual]:
 def test_prices_that_miss_whole_requests_are_doubted_although_nobody_took_cpu_time() -> None:
     right, wrong = missed("decode", 0.01, -0.149, 0.9), missed("prefill", 0.24, -0.26, 0.01)
     (told,) = doubts({"cpu": [*right, *wrong], "gpu": missed("decode", -0.1)})
-    assert told.startswith("cpu: the fitted prices miss prompts by 24% (median of 3); DO NOT TRUST THIS SHEET.")
+    assert told.startswith("cpu: the fitted prices miss prompts by 24 % (median of 3); DO NOT TRUST THIS SHEET.")
     # A kernel that takes next to no time may be missed.
     assert doubts({"cpu": [*missed("residual", 0.3, 0.5), *right]}) == ()
 

@@ -341,7 +341,7 @@ def test_a_placement_says_where_experts_may_run(technique: dict[str, Any], expec
     ("technique", "chunk", "expected"),
     [
         # 256 x 2 / 16 = 32 rows an expert of 512: 480 of 512 are padding.
-        ({"name": "blockwise"}, 256, ["an expert gets 32 of a chunk of 256 tokens", "93.8% of the rows are padding"]),
+        ({"name": "blockwise"}, 256, ["an expert gets 32 of a chunk of 256 tokens", "93.8 % of the rows are padding"]),
         ({"name": "blockwise", "block_size": 64}, 256, []),
         ({"name": "blockwise", "block_size": "intensity"}, 256, []),
         ({"name": "blockwise"}, 2048, []),
@@ -364,5 +364,5 @@ def test_what_is_hardly_meant_is_told_by_every_command_that_reads_a_plan(tmp_pat
         done = joulebench(*command, str(plan))
         assert done.code == 0, done.stderr
         words = " ".join((done.stdout + done.stderr).split())
-        assert "93.8% of the rows are padding; lengthen prefill_chunk or lower block_size" in words, command
-    assert words.index("93.8%") < words.index("trial 1"), "before anything runs"
+        assert "93.8 % of the rows are padding; lengthen prefill_chunk or lower block_size" in words, command
+    assert words.index("93.8 %") < words.index("trial 1"), "before anything runs"

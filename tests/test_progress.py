@@ -59,12 +59,12 @@ def test_a_log_says_once_what_is_waited_for_and_why_a_trial_is_taken_again() -> 
     for left_s, battery_c in ((600.0, 43.1), (595.0, 43.0), (590.0, 42.8)):
         progress.waiting("adb:R58M", f"the battery is at {battery_c} degC", left_s)
     progress.trial_started("arm", 0)
-    progress.trial_repeated("arm", 0, "other processes took 50% of the CPU")
+    progress.trial_repeated("arm", 0, "other processes took 50 % of the CPU")
     progress.waiting("adb:R58M", "the battery is at 43.1 degC", 600.0)
     waits = "adb:R58M: the battery is at 43.1 degC; waiting, at most 600 s"
     assert text.getvalue().splitlines() == [
         waits,
-        "arm · trial 1 · again: other processes took 50% of the CPU",
+        "arm · trial 1 · again: other processes took 50 % of the CPU",
         waits,
     ]
 

@@ -387,12 +387,12 @@ def test_the_first_table_names_model_and_machine_and_its_caveats_lead_to_what_th
     script = """<script>addEventListener("load", () => {
       const link = document.querySelector("h2 .caveat"), seen = document.documentElement.dataset;
       seen.caveat = link.textContent;
-      seen.target = document.querySelector(link.getAttribute("href")).textContent.includes("took up to 72% of it");
+      seen.target = document.querySelector(link.getAttribute("href")).textContent.includes("took up to 72 % of it");
       seen.subject = document.querySelector("table.arms caption .subject").textContent;
     });</script>"""
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html_text(data))
     seen = visit(at_end(page, script), tmp_path)
-    assert seen.measured("caveat") == "1 of 2 trials shared the CPU, up to 72% of it"
+    assert seen.measured("caveat") == "1 of 2 trials shared the CPU, up to 72 % of it"
     assert seen.measured("target") == "true"
     told = unescape(seen.measured("subject"))
     assert told == "tiny-moe (trained on <b>generated</b> text) on EPYC 7B13, 2 cores"

@@ -344,7 +344,7 @@ def test_a_prediction_that_was_changed_is_counted_both_ways() -> None:
     assert [row.verdict.has_held for row in first] == [False, True, False]
     assert [row.is_explained for row in first] == [True, False, True]
     told = {aim.words: aim.told for aim in aims(as_declared(done))}
-    assert told["80% of the predicted rows are within their tolerance"] == "1 of 3, 33.3 %; 3 would be enough"
+    assert told["80 % of the predicted rows are within their tolerance"] == "1 of 3, 33.3 %; 3 would be enough"
 
 
 # --- rounding of what a figure follows from --------------------------------------------------------------------------

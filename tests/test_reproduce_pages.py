@@ -124,6 +124,14 @@ def test_charts_have_both_series(tmp_path: Path) -> None:
         assert points >= {(s, v) for s, v in [("theirs", "2.0"), ("ours", "1.0"), ("theirs", "5.0"), ("ours", "4.0")]}
 
 
+@pytest.mark.parametrize(("values", "ends"), [((1.0, 4.0), [0.0, 5.0]), ((-8.0, -2.0), [-8.0, 2.0])])
+def test_behind_the_longest_bar_is_room_for_its_number(values: tuple[float, ...], ends: list[float]) -> None:
+    """A quarter of the bars' length. On a phone a number was cut at the page's edge."""
+    entries = tuple(Entry(str(n), "a", value) for n, value in enumerate(values))
+    spec = table_chart(ledger(), SourceTable("Fig. 1", "t", "ms", "batch", entries, "x", picture="bars"))
+    assert spec["layer"][0]["encoding"]["x"]["scale"]["domain"] == ends
+
+
 def test_a_printed_range_is_drawn_between_its_ends() -> None:
     """000-072: 52 to 137 mJ. And so is ours, where it is one."""
     entries = (Entry("a", "NPUMoE", Span(92.0, 112.0), claim="000-072"), Entry("a", "GPU", 50.0))

@@ -15,6 +15,7 @@ from harness.tuning.aecs import PRESETS
 from harness.tuning.choice_table import savings
 from harness.tuning.core_race import core_race
 from harness.tuning.display import candidate_records, candidate_rows, order_words, sentence
+from harness.tuning.pages import front_chart
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
 from harness.tuning.presets import parameters_of, probed_once, told
 from harness.tuning.probing import Probe
@@ -141,6 +142,19 @@ def raced(*kept_out: Any, **options: Any) -> tuple[SessionFound[Any], PhaseFound
     return SessionFound(space, asked, (found,), "measured", ()), found
 
 
+def test_the_picture_holds_the_floor_where_no_candidate_is_too_slow() -> None:
+    """It was drawn left of the axis, over its numbers."""
+    session, found = raced(slowdown=0.9)
+    assert found.result.floor_tokens_per_s is not None
+    assert found.result.floor_tokens_per_s < min(speed for speed, _ in FIGURE_5.values())
+    first, last = next(
+        layer["encoding"]["x"]["scale"]["domain"]
+        for layer in front_chart(session, found)["layer"]
+        if "scale" in layer["encoding"].get("x", {})
+    )
+    assert first <= found.result.floor_tokens_per_s < last
+
+
 def test_a_preset_says_that_one_probe_of_stage_1_set_the_floor() -> None:
     session, found = raced()
     once = replace(session, options=TuneOptions(search="aecs-measured", phases=("decode",)))
@@ -161,10 +175,10 @@ def test_figures_of_a_session_are_told_to_their_last_digit() -> None:
     """A slowdown of 2.5 % is not 2 %, and 36697 mJ are not 3.67e+04. All else is slower by more than that."""
     session, found = raced(slowdown=0.025)
     words = sentence(session, found)
-    assert "that are at most 2.5% slower than the fastest" in words
+    assert "that are at most 2.5 % slower than the fastest" in words
     speed, watts = FIGURE_5[1, 2, 0]
     assert f" {1e5 * watts / speed:.0f} mJ/token (counter)" in words
-    assert "at most 2.5% slower" in sentence(*raced(slowdown=0.025, objective="pareto"))
+    assert "at most 2.5 % slower" in sentence(*raced(slowdown=0.025, objective="pareto"))
 
 
 def test_who_was_kept_out_is_not_said_to_have_not_been_raced() -> None:

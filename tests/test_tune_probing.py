@@ -262,7 +262,7 @@ def test_the_accuracy_floor_keeps_out_what_is_not_proven() -> None:
     # 10 of 100 lost: -11/102 + 1/102 +- 1.96 sqrt((12/102 - (10/102)^2) / 102), so [-0.162, -0.034] by hand.
     worse = answers(*[1, 0, 1, 1] * 15, *[0, 0, 1, 1] * 10)
     assert too_wrong(worse, same, 0.2) is None
-    assert "acc -10.00%" in str(too_wrong(worse, same, 0.1))
+    assert "acc -10.00 %" in str(too_wrong(worse, same, 0.1))
     assert "right or wrong" in str(too_wrong([trial()], same, 0.1))
     assert is_right_or_wrong(same)
     assert not is_right_or_wrong([trial()])
@@ -329,3 +329,15 @@ def test_a_ratio_of_a_check_without_an_interval_says_why_it_has_none() -> None:
     ]
     told = "0.96× the joules (n = 1: no interval from one pair) and 0.90× [0.80, 1.00] the time"
     assert told in _words(found, "not certain")
+
+
+def test_a_reason_that_all_ratios_of_a_check_share_is_told_once() -> None:
+    reason = "the baseline scatters too widely over 2 repeats for an interval"
+    found = [
+        CheckedRatio(phase=phase, quantity=quantity, ratio=0.9, reason=reason)
+        for phase in ("prefill", "decode")
+        for quantity in ("time", "energy")
+    ]
+    words = _words(found, "not certain")
+    assert words.count(reason) == 1
+    assert words.endswith(f"No ratio has an interval: {reason}.")

@@ -76,7 +76,7 @@ def test_the_accuracy_floor_keeps_out_what_answers_worse_and_lets_in_what_answer
     own = rows(folder)
     assert own["factor 0.1"]["state"] == "failed"
     assert "kept out: " in own["factor 0.1"]["reason"]
-    assert "at most -5.00% is allowed" in own["factor 0.1"]["reason"]
+    assert "at most -5.00 % is allowed" in own["factor 0.1"]["reason"]
     assert {own["factor 8.0"]["reason"], own["factor 9.0"]["reason"]} == {""}
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from devices.base import DeviceError
 from devices.gauges import MAX_POWER_W, MIN_POWER_W
+from results.units import format_share
 
 Array = NDArray[np.float64]
 
@@ -60,7 +61,8 @@ def calibrate(current: Array, voltage: Array) -> Calibration:
     agreeing = float((np.sign(current) == sign).mean())
     if agreeing < SAME_SIGN:
         raise DeviceError(
-            f"the current changes its sign while discharging ({agreeing:.0%} of the readings agree); is a charger on?"
+            f"the current changes its sign while discharging ({format_share(agreeing)} of the readings agree); is"
+            " a charger on?"
         )
     volts = float(np.median(voltage)) * volt_per_unit
     guess, other = (1e-3, 1e-6) if median < MILLIAMPERE_BELOW else (1e-6, 1e-3)

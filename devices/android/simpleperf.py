@@ -20,6 +20,7 @@ from contextlib import suppress
 from devices.android.shell import STDERR, STDOUT, UNTIL_INPUT_ENDS, Phone, ShellStream
 from devices.base import DeviceError, TransientDeviceError
 from devices.cpu_cycles import USER_MODE_ONLY, CpuCycles
+from results.units import format_share
 
 TOOLS = ("simpleperf", "/data/local/tmp/simpleperf", "perf")
 WHOLE_SHARE = 0.99
@@ -164,8 +165,8 @@ def parse_stat(output: str) -> CpuCycles:
     if len(rows) > 1 or not count.isdigit() or share < WHOLE_SHARE:
         return CpuCycles(
             None,
-            f"CPU cycles: the counter was on the hardware for {share:.0%} of the time: it follows one kind of cores,"
-            " or other programs hold it; bind the program to one cluster",
+            f"CPU cycles: the counter was on the hardware for {format_share(share)} of the time: it follows one kind of"
+            " cores, or other programs hold it; bind the program to one cluster",
         )
     return CpuCycles(int(count), USER_MODE_ONLY if event == "cpu-cycles:u" else None)
 

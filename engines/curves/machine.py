@@ -26,6 +26,7 @@ from engines.curves.rounds import Measured
 from engines.model.accelerator import DeviceType, find_backend
 from engines.model.quantised import Form
 from engines.road import build
+from results.units import format_share
 
 Asked = Literal["auto", "cpu", "cuda"]
 WHOLE_REQUESTS = {"prefill": "prompts", "decode": "decoded tokens"}
@@ -111,7 +112,7 @@ def _remarks(quick: bool, fitted: Mapping[str, FittedUnit]) -> tuple[str, ...]:
     lines = ["Measured on this machine. Units: s, B, FLOP. No meter was read: watts and joules are missing."]
     for unit, one in fitted.items():
         found = one.measured
-        share = "not told by this system" if found.foreign_share is None else f"{found.foreign_share:.1%}"
+        share = "not told by this system" if found.foreign_share is None else format_share(found.foreign_share, ".1f")
         lines.append(
             f"{unit}: {len(one.residuals)} points, {found.n_rounds} rounds{' (quick)' if quick else ''}, of whose"
             f" {found.n_runs} runs {found.n_disturbed} were disturbed; CPU time that others took: {share}."
@@ -132,8 +133,8 @@ def doubts(residuals: Mapping[str, Sequence[Residual]]) -> tuple[str, ...]:
             miss = median(abs(residual.miss) for residual in own)
             if curve in WHOLE_REQUESTS and miss > DOUBTFUL:
                 found.append(
-                    f"{unit}: the fitted prices miss {WHOLE_REQUESTS[curve]} by {miss:.0%} (median of {len(own)}); DO"
-                    " NOT TRUST THIS SHEET. Something slowed some of the runs; fit again."
+                    f"{unit}: the fitted prices miss {WHOLE_REQUESTS[curve]} by {format_share(miss)} (median of"
+                    f" {len(own)}); DO NOT TRUST THIS SHEET. Something slowed some of the runs; fit again."
                 )
     return tuple(found)
 

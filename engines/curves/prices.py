@@ -14,6 +14,7 @@ from devices.models.figures import TERMS, Kernel
 from devices.models.fit import Fit, FitError, checked_fit
 from engines.curves.pieces import CALLS, FEW_ROWS, QUERY_TILES, TILES, tiled
 from engines.curves.rounds import Point
+from results.units import format_share
 
 TERM_OF = {"launches": TERMS[0], "weight_bytes": TERMS[1], "moved_bytes": TERMS[2], "flops": TERMS[3]}
 ROW_KERNELS = ("gather_dynamic", "gather_static", "padding", "scatter")
@@ -154,7 +155,8 @@ def _without_zeros(line: dict[str, Any]) -> None:
 
 def origin_of(fit: Fit) -> str:
     n = len(fit.residuals)
-    return f"fitted on {n} shapes, median residual {fit.median_miss:.1%}, p90 {fit.p90_miss:.1%}"
+    median, p90 = format_share(fit.median_miss, ".1f"), format_share(fit.p90_miss, ".1f")
+    return f"fitted on {n} shapes, median residual {median}, p90 {p90}"
 
 
 def kernel_prices(points: Sequence[Point]) -> UnitPrices:
@@ -199,7 +201,7 @@ def _add_tiled(found: UnitPrices, curve: str, points: Sequence[Point]) -> None:
     chosen = min(fits, key=lambda size: fits[size].rms)
     best = fits[chosen]
     found.add((*own.by_tile, *own.names, CALLS), best, points)
-    others = ", ".join(f"{size}: {fit.rms:.1%}" for size, fit in fits.items())
+    others = ", ".join(f"{size}: {format_share(fit.rms, '.1f')}" for size, fit in fits.items())
     found.tiles[own.kernel] = Tile(chosen, f"{origin_of(best)}; RMS residual by {own.of} of a tile {others}")
 
 

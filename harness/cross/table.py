@@ -15,6 +15,7 @@ from engines.pricing.routing_sources import RoutingSource
 from engines.techniques.parameters import Composed
 from harness.cross.arms import Arm, arms_on
 from harness.fitted_sheets import other_weights
+from results.units import format_share
 
 FLOAT_NOISE = 1e-9
 KEEPS = ("cache", "slices")
@@ -48,7 +49,7 @@ class Question:
         return (
             f"{self.shape.name}, {width_words(self.shape)}; {self.prompt_tokens} tokens of prompt in chunks of"
             f" {self.chunk}, {self.decode_steps} decoded; routing: {self.routing.name}; techniques that predict recall"
-            f" {self.recall:.0%} of the experts"
+            f" {format_share(self.recall)} of the experts"
         )
 
     def cell(self, arm: Arm, sheet: Sheet) -> Cell:

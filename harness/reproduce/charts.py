@@ -20,6 +20,8 @@ FILLS = ("var(--accent)", "var(--accent-2)")
 LANE_PX = 34
 RATIO_CLASSES: tuple[Class, ...] = ("predicted", "consistent")
 NAMES_SHARE = 0.3
+ROOM = 0.25
+"""Of the bars' length: what is free behind them."""
 LEAST_GAP = 0.06
 """Between names of lines, of the chart's height."""
 LINE_COLOURS = tuple(f"var(--arm-{n})" for n in range(2, 8))
@@ -122,7 +124,11 @@ def _bars(
     there = {one["place"] for one in named([*points, *ranges])}
     y = alt.Y("place:N", title=None, sort=[place for place in places if place in there], axis=axis)
     offset = alt.YOffset("series:N", sort=list(SERIES))
-    x = alt.X("value:Q", title=table.unit).axis(tickCount=5)
+    # Room for the words at the end of the longest bar, on a phone too.
+    values = [0.0, *(one["value"] for one in [*points, *ranges])]
+    low, high = min(values), max(values)
+    span = alt.Scale(domain=[low, high + ROOM * (high - low)]) if low < high else alt.Undefined
+    x = alt.X("value:Q", title=table.unit, scale=span).axis(tickCount=5)
     fill = alt.Fill("series:N", legend=None).scale(domain=list(SERIES), range=list(FILLS))
     drawn = base.mark_bar(height={"band": 0.85}).encode(x=x, y=y, yOffset=offset, fill=fill)
     # Beside the end of a bar; of one below 0 on its other side, where nothing else stands.

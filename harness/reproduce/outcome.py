@@ -11,6 +11,7 @@ from harness.reproduce.findings import FLOAT_NOISE, LIKE_SIZE, Finding, Judged, 
 from harness.reproduce.ledger import CLASSES, Class, Ledger
 from harness.reproduce.redrawn import SourceTable
 from harness.reproduce.sources import SOURCES, Source
+from results.units import format_share
 
 ENOUGH_PREDICTED = 0.8
 """Share of the predicted rows that should come out within their tolerance."""
@@ -191,7 +192,9 @@ def aims(done: Sequence[Reproduced]) -> list[Aim]:
     others = sum(row.is_explained for row in rows if row.claim.klass == "ordering")
     sized = sum(row.verdict.outcome == "same order" and abs(row.verdict.error or 0.0) > LIKE_SIZE for row in rows)
     by_size = (
-        f" ({sized} of them with a size that is more than {LIKE_SIZE:.0%} off, which is not tested)" if sized else ""
+        f" ({sized} of them with a size that is more than {format_share(LIKE_SIZE)} off, which is not tested)"
+        if sized
+        else ""
     )
     near, n_predicted = _held(rows, "predicted")
     open_rows = [r for r in rows if r.differs and r.verdict.outcome != "not computed" and not r.is_explained]
@@ -224,7 +227,7 @@ def aims(done: Sequence[Reproduced]) -> list[Aim]:
         (
             n_predicted,
             Aim(
-                f"{ENOUGH_PREDICTED:.0%} of the predicted rows are within their tolerance",
+                f"{format_share(ENOUGH_PREDICTED)} of the predicted rows are within their tolerance",
                 near >= enough,
                 f"{near} of {n_predicted}{share}",
             ),

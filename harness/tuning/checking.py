@@ -172,6 +172,11 @@ def verdict_of(ratios: Sequence[CheckedRatio], slowdown: float, objective: str, 
 
 
 def _words(ratios: Sequence[CheckedRatio], verdict: Verdict) -> str:
+    """A reason why there is no interval that all ratios share is told once, at the end."""
+    reason = ratios[0].reason
+    if len(ratios) > 1 and reason and all(one.ratio and one.low is None and one.reason == reason for one in ratios):
+        without = _words([one.model_copy(update={"reason": None}) for one in ratios], verdict)
+        return f"{without} No ratio has an interval: {reason}."
     parts = []
     for phase in dict.fromkeys(one.phase for one in ratios):
         own = {one.quantity: one for one in ratios if one.phase == phase}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from results.cells import answering
 from results.compare import Difference, UnlikeError, compare_scores
 from results.trials import Trial
-from results.units import format_bytes
+from results.units import format_bytes, format_share
 
 
 def too_heavy(trials: Sequence[Trial], limit_bytes: int | None) -> str | None:
@@ -49,7 +49,9 @@ def too_wrong(trials: Sequence[Trial], reference: Sequence[Trial], floor: float)
         except UnlikeError as error:
             return f"{metric}: not comparable with the planned arm ({error})"
         if found.n_changed and (found.low is None or found.low < -floor):
-            return f"{metric} {_told(found)} against the planned arm, and at most -{floor:.2%} is allowed"
+            return (
+                f"{metric} {_told(found)} against the planned arm, and at most -{format_share(floor, '.2f')} is allowed"
+            )
     return None
 
 
@@ -59,9 +61,11 @@ def is_right_or_wrong(trials: Sequence[Trial]) -> bool:
 
 
 def _told(found: Difference) -> str:
-    if found.low is None or found.high is None:
-        return f"{found.mean:+.2%} over {found.n} samples without an interval"
-    return f"{found.mean:+.2%} [{found.low:+.2%}, {found.high:+.2%}] over {found.n} samples"
+    mean, ends = format_share(found.mean, "+.2f"), (found.low, found.high)
+    known = [format_share(end, "+.2f") for end in ends if end is not None]
+    if len(known) < len(ends):
+        return f"{mean} over {found.n} samples without an interval"
+    return f"{mean} [{', '.join(known)}] over {found.n} samples"
 
 
 def _scores(trials: Iterable[Trial]) -> dict[str, dict[str, list[float]]]:

@@ -11,6 +11,7 @@ from harness.tuning.race import Ask, Estimate, Failed, RaceResult, Standing
 from harness.tuning.session import PhaseFound, SessionFound, TuneOptions
 from results.records import Phase
 from results.trials import Trial
+from results.units import format_share
 
 DOES = {"prefill": "prefill", "decode": "decoding", "all": "requests"}
 STATE_WORDS = {
@@ -180,7 +181,7 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     n_failed = sum(one.state == "failed" for one in result.standings)
     counted = f"{n} candidate{'s' if n != 1 else ''}"
     method = session.cost_method(found)
-    slower = f"{100 * options.slowdown:.6g}% slower than the fastest"
+    slower = f"{format_share(options.slowdown, '.6g')} slower than the fastest"
     if options.objective == "latency":
         why = f"is the fastest of {n} at {speed}"
     elif options.objective == "pareto":

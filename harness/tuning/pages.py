@@ -22,6 +22,7 @@ from results.report.files import replace_text
 from results.report.picture import LOG_FROM
 from results.report.plain_pages import frame, write_plain_pages
 from results.report.plan_text import value_text
+from results.units import format_share
 
 PAGE, CANDIDATES_CSV, PROBES_CSV, CHOICE_CSV = "tune.html", "candidates.csv", "probes.csv", "choice.csv"
 TITLES = {"prefill": "Prefill", "decode": "Decoding", "all": "Whole requests"}
@@ -81,6 +82,7 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         "alpha": session.options.alpha,
         "checked": _by_phase(profile),
         "modelled": session.time_method == "modelled",
+        "time_method": session.time_method,
         "energy_unit": f"m{session.phases[0].energy_unit or 'J/token'}",
     }
 
@@ -106,7 +108,7 @@ def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], profile: TunedPro
         tree = f"tree-{found.phase}"
         charts.append((tree, tree_chart(branches, f"{TITLES[found.phase]}: the search as a tree")))
     noise = [
-        f"{what} {value:.1%}"
+        f"{what} {format_share(value, '.1f')}"
         for what, value in (("speed", found.result.speed_noise), ("energy", found.result.cost_noise))
         if value is not None
     ]
@@ -153,6 +155,10 @@ def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str,
     base = alt.Chart(alt.InlineData(values=values))
     speeds = [one.speed_tokens_per_s for one in result.standings]
     apart = alt.Axis(tickCount=6, labelOverlap="greedy", labelSeparation=8)
+    floor_tokens_per_s = result.floor_tokens_per_s
+    if floor_tokens_per_s is not None:
+        # It lies below all candidates where none is too slow.
+        speeds.append(Estimate(floor_tokens_per_s, None, None))
     x = alt.X("speed:Q", title="token/s", axis=apart, scale=_scale(speeds))
     y = alt.Y("energy:Q", title=f"m{found.energy_unit}", scale=_scale([one.cost for one in result.standings], 1e3))
     ink = alt.value("var(--ink-2)")
@@ -164,8 +170,8 @@ def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str,
         layers.append(
             base.transform_filter("datum.front").mark_line(strokeDash=[4, 3], color="var(--ink-2)").encode(x=x, y=y)
         )
-    if result.floor_tokens_per_s is not None:
-        floor = alt.Chart(alt.InlineData(values=[{"floor": result.floor_tokens_per_s, "words": "floor"}]))
+    if floor_tokens_per_s is not None:
+        floor = alt.Chart(alt.InlineData(values=[{"floor": floor_tokens_per_s, "words": "floor"}]))
         layers.append(floor.mark_rule(color="var(--accent-2)", strokeWidth=1.5).encode(x="floor:Q"))
         layers.append(
             floor.mark_text(align="right", dx=-4, baseline="top", color="var(--ink)").encode(

@@ -31,6 +31,7 @@ from results.cells import disturbances, usable
 from results.records import Method, Phase, Record
 from results.store import Store, StoreError
 from results.trials import Trial
+from results.units import format_share
 
 OPTIONS_KEY = "tune"
 """Beside the plan's own keys, in the run that a session is."""
@@ -123,7 +124,7 @@ class SessionFound(Generic[Arm]):
             return "modelled by the heuristic alone"
         if alpha == 0.0 or found.method is None:
             return found.method
-        return f"{found.method}, and {100 * alpha:.6g}% the heuristic's"
+        return f"{found.method}, and {format_share(alpha, '.6g')} the heuristic's"
 
 
 @contextmanager

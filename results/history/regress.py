@@ -83,7 +83,7 @@ class Judged:
 
 
 class Judgement(NamedTuple):
-    """judged: a row each. baseline: its runs. allowed: unlike things that are in it."""
+    """judged: a row each. baseline: its runs. n_runs: that have one of its cells."""
 
     baseline: tuple[RunPoint, ...]
     judged: tuple[Judged, ...]
@@ -144,7 +144,9 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
         *not_judged(history, baseline, {one.cell.key for one in marks}),
         *copies_told(copies),
     )
-    return Judgement(tuple(baseline), tuple(_controlled(judged)), len(counted), notes)
+    keys = {cell.key for _, cell, _ in wanted}
+    n_runs = sum(not keys.isdisjoint(cells_of_run) for _, cells_of_run in runs)
+    return Judgement(tuple(baseline), tuple(_controlled(judged)), n_runs, notes)
 
 
 class _Marked(NamedTuple):

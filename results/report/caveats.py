@@ -8,6 +8,7 @@ from results.cells import model_name, shared_cpu, trials_of
 from results.records import MODEL_PREFIX
 from results.roads import comparable_roads
 from results.runs import RunData
+from results.units import format_share
 
 SHOWN_MODELS = 2
 
@@ -45,7 +46,9 @@ def caveats_of(run: RunData, device: str) -> tuple[Caveat, ...]:
         found.append(Caveat(f"{failed} of {len(own)} trials failed", "failures"))
     if (shared := shared_cpu([t for t in own if t.time_method == "measured"])) is not None:
         found.append(
-            Caveat(f"{shared.n} of {shared.n_of} trials shared the CPU, up to {shared.most:.0%} of it", "know")
+            Caveat(
+                f"{shared.n} of {shared.n_of} trials shared the CPU, up to {format_share(shared.most)} of it", "know"
+            )
         )
     for workload in dict.fromkeys(c.workload for c in cells):
         roads = {comparable_roads(trials[c.cell_id]) for c in cells if c.workload == workload} - {frozenset()}

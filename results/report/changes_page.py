@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
@@ -20,8 +21,10 @@ WIDEST: Final = 4.0
 LEAST_SPAN: Final = 5.0
 """In % or points."""
 CUT: Final = "intervals that end at the edge are wider (the table has them)"
-STYLE: Final = "@page { size: landscape; } .figures td:last-child { min-width: 16em; }"
+STYLE: Final = "@page { size: landscape; } .figures td.words { min-width: 16em; }"
 """Many columns, and words in the last one."""
+TOLD_ONCE: Final = frozenset({"arm", "workload", "device", "runs", "how", "why"})
+"""Columns that stand above the table where all rows have the same there: on a phone they hide the figures."""
 
 
 class Look(NamedTuple):
@@ -72,6 +75,7 @@ class ChangesPage:
 def write_changes_page(asked: ChangesPage, path: Path) -> None:
     """Raises `OSError`."""
     drawn, description = asked.drawn[:MOST_DRAWN], f"{asked.axis}, with 95 % intervals"
+    columns, once = _told_once(asked)
     counts, seen = Counter(asked.verdicts), {one.verdict for one in drawn}
     span = _span(drawn)
     legend = [f"{look.words}: {one}" for one, look in asked.looks.items() if one in seen]
@@ -80,20 +84,38 @@ def write_changes_page(asked: ChangesPage, path: Path) -> None:
         "lead": asked.lead,
         "counts": [(verdict, counts[verdict]) for verdict in asked.order if counts[verdict]],
         "warnings": asked.warnings,
-        "notes": asked.notes,
+        "notes": [coded(note) for note in asked.notes],
         "legend": "; ".join(legend),
         "left_out": len(asked.drawn) - len(drawn),
         "description": description,
-        "columns": asked.columns,
+        "once": once,
+        "columns": columns,
+        "words": asked.columns[-1],
         "numbers": asked.numbers,
         "rows": [
-            (list(zip(asked.columns, row, strict=True)), orders)
+            ([(one, coded(cell)) for one, cell in zip(asked.columns, row, strict=True) if one in columns], orders)
             for row, orders in zip(asked.rows, asked.orders, strict=True)
         ],
     }
     charts = [("changes", _chart(asked, drawn, description))] if drawn else []
     page = frame(asked.title, charts, STYLE)
     write_plain_pages("results.report", {path.name: ("changes.html.j2", page | shown)}, path.parent)
+
+
+def _told_once(asked: ChangesPage) -> tuple[list[str], list[tuple[str, Markup]]]:
+    """Columns of the table, without empty ones; and what all rows have, with its column."""
+    columns, once = [], []
+    for column, cells in zip(asked.columns, zip(*asked.rows, strict=True), strict=False):
+        if column in TOLD_ONCE and len(cells) > 1 and cells[0] and len(set(cells)) == 1:
+            once.append((column, coded(cells[0])))
+        elif any(cells):
+            columns.append(column)
+    return columns, once
+
+
+def coded(text: str) -> Markup:
+    """Commands, which stand between backticks as in a terminal's words, as the page shows them."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _span(drawn: Sequence[Drawn]) -> float:

@@ -15,7 +15,7 @@ from results.history.points import Figure
 from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
 from results.report.files import replace_text
-from results.units import format_figure, format_number, format_p
+from results.units import format_figure, format_number, format_p, format_share
 
 ORDER: Final = ("worse", "better", "different", "not certain", "not tested", "refused")
 FRAME_COLUMNS: Final[Mapping[str, Callable[[Compared], object]]] = {
@@ -110,7 +110,7 @@ NUMBERS: Final = frozenset({"A", "B", "change", "95 %", "p, adjusted", "g"})
 def table_row(row: Compared) -> tuple[str, ...]:
     """In the order of `COLUMNS`."""
     ends = "" if row.low is None or row.high is None else f"[{shown(row, row.low)}, {shown(row, row.high)}]"
-    longer = "" if row.longer is None else f"{row.longer:.0%} of requests took longer"
+    longer = "" if row.longer is None else f"{format_share(row.longer)} of requests took longer"
     how = [_method(row), row.test or "", longer, *row.said, row.reason]
     return (
         row.verdict, row.arm, row.workload, row.device, row.first.name,
@@ -126,7 +126,11 @@ def _value(figure: Figure | None) -> str:
 
 
 def _method(row: Compared) -> str:
-    ways = [f"{f.method}, {f.meter}" if f.meter else f.method for f in (row.first, row.second) if f is not None]
+    ways = [
+        f"{f.method}, {f.meter}" if f.meter and f.meter != f.method else f.method
+        for f in (row.first, row.second)
+        if f is not None
+    ]
     return " beside ".join(dict.fromkeys(ways))
 
 

@@ -34,6 +34,7 @@ class EndurancePicture:
     sentences: tuple[str, ...]
     svg: Markup
     speed_heading: str
+    power_heading: str
     rows: tuple[tuple[str, ...], ...]
 
 
@@ -50,7 +51,7 @@ def _of_series(series: Series, arm: Arm, several: bool) -> EndurancePicture:
     sentences = tuple(sentences_of(series))
     return EndurancePicture(
         title, arm, sentences, _svg(series, f"{title}. {'; '.join(sentences)}."),
-        f"{series.phase or 'speed'}, token/s", tuple(_rows(series)),
+        f"{series.phase or 'speed'}, token/s", f"W, {power_method_of(series.rounds)}", tuple(_rows(series)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from results.cells import shared_cpu
 from results.endurance import BROKEN_OFF, Level, Series, Step
-from results.units import format_interval, format_number
+from results.units import format_interval, format_number, format_share
 
 SAME = 1e-9
 """Relative width below which an interval is one of rounding alone."""
@@ -60,7 +60,7 @@ def _neighbours(series: Series, number: int) -> Iterator[str]:
     if side is not None:
         yield (
             f"{side.n} of {side.n_of} rounds {when} that step shared the CPU: other processes took up to"
-            f" {side.most:.0%} of it, and may be its cause"
+            f" {format_share(side.most)} of it, and may be its cause"
         )
 
 

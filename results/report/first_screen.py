@@ -129,7 +129,7 @@ def arm_table(table_id: str, group: Group, units: PageUnits) -> ArmTable:
     for row in group.rows:
         figures = tuple(_figure(table, row[q], group, units) for q in QUANTITIES)
         arm = row["time"].arm
-        table.rows.append(ArmRow(arm, symbol(arm), figures))
+        table.rows.append(ArmRow(arm, symbol(arm.index), figures))
     return table
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from markupsafe import Markup
+
 from results.history.changes import LEAST_SEGMENT
 from results.history.copies import without_copies
 from results.history.index import History
@@ -20,11 +22,17 @@ from results.history.series import Point, Series, series_of
 from results.history.unlike import unlike_environments
 from results.records import Phase
 from results.report.charts import page_spec
+from results.report.picture import symbol
 from results.report.plain_pages import frame, write_plain_pages
 from results.units import figure_scale, format_interval, format_mean, format_number
 
 MOST_CHARTS: Final = 60
-MOST_ARMS: Final = 8
+MARKS: Final = (
+    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right",
+    "M0,-1L0.3,-0.34L1,-0.3L0.46,0.16L0.62,0.88L0,0.48L-0.62,0.88L-0.46,0.16L-1,-0.3L-0.3,-0.34Z",
+)  # fmt: skip
+"""The shapes of `results.report.picture`, in their order, as Vega has them."""
+MOST_ARMS: Final = len(MARKS)
 """In one chart; more are told in the table alone."""
 HEIGHT_PX: Final = 190
 WIDEST: Final = 3.0
@@ -56,6 +64,8 @@ class Panel:
 
     id: str
     title: str
+    legend: tuple[tuple[Markup, str], ...]
+    """Symbol and name of each arm that is drawn."""
     chart: dict[str, Any]
     description: str
     unit: str
@@ -75,8 +85,7 @@ def write_history_page(history: History, runs: Sequence[RunPoint], devices: Coll
     shown = {
         "panels": panels,
         "n_runs": len(runs),
-        "first": runs[0].created_at[:10],
-        "last": runs[-1].created_at[:10],
+        "days": list(dict.fromkeys((runs[0].created_at[:10], runs[-1].created_at[:10]))),
         "skipped": [
             *(f"{one.folder}: {one.why}" for one in history.skipped),
             *(f"{one.folder}: a copy of {one.of}" for one in copies),
@@ -133,6 +142,7 @@ def _panel(number: int, group: Group, seen: Sequence[Seen]) -> Iterator[Panel]:
     yield Panel(
         id=f"history-{number}",
         title=f"{name[0].upper()}{name[1:]} · {workload} · {device}{said}",
+        legend=tuple((symbol(i, is_filled=True), arm) for i, arm in enumerate(arms[:MOST_ARMS])),
         chart=_chart(shown, changes, farthest, scale, f"{name} ({shown_unit})", description),
         description=description,
         unit=shown_unit,
@@ -200,10 +210,17 @@ def _is_cut(lines: Sequence[Line], farthest: float) -> bool:
     return any(max(-ends[0], ends[1]) > farthest for ends in intervals if ends is not None)
 
 
+def _time_format(first: str, last: str) -> str:
+    """Of the axis, from the first and last instant in ISO 8601: what tells its ticks apart."""
+    if first[:10] != last[:10]:
+        return "%Y-%m-%d" if first[:4] != last[:4] else "%b %d"
+    return "%H:%M" if first[:13] != last[:13] else "%H:%M:%S"
+
+
 def _chart(
     lines: Sequence[Line], changes: Sequence[ChangeTold], farthest: float, scale: float, title: str, description: str
 ) -> dict[str, Any]:
-    """An arm has a colour and a mark, and its name at its last point."""
+    """An arm has a colour and a mark; its name stands above: beside its line long ones would lie on each other."""
     import altair as alt
 
     arms = list(dict.fromkeys(line.arm for line in lines))
@@ -219,12 +236,15 @@ def _chart(
                 }
             )  # fmt: skip
     colours = [f"var(--arm-{i})" for i in range(len(arms))]
-    marks = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
     base = alt.Chart(alt.InlineData(values=rows))
-    x = alt.X("at:T", title=None).axis(grid=False, labelOverlap=True)
-    y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
+    instants = [point.run.created_at for line in lines for point in line.series.points]
+    times = _time_format(min(instants), max(instants))
+    x = alt.X("at:T", title=None, scale=alt.Scale(type="utc")).axis(grid=False, labelOverlap=True, format=times)
+    # Between ends that are one value, ticks are rounded to whole numbers.
+    is_one = len({row[end] for row in rows for end in ("value", "low", "high")}) == 1
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=is_one))
     colour = alt.Color("arm:N", legend=None).scale(domain=arms, range=colours)
-    shape = alt.Shape("arm:N", legend=None).scale(domain=arms, range=marks[: len(arms)])
+    shape = alt.Shape("arm:N", legend=None).scale(domain=arms, range=list(MARKS[: len(arms)]))
     drawn = [
         base.mark_line(strokeWidth=1, opacity=0.6).encode(x=x, y=y, color=colour, detail="line:N"),
         base.mark_rule(strokeWidth=1, opacity=0.5).encode(
@@ -232,9 +252,6 @@ def _chart(
         ),
         base.mark_point(size=26, filled=True).encode(x=x, y=y, color=colour, shape=shape),
     ]
-    last = {row["arm"]: row for row in rows}
-    ends = alt.Chart(alt.InlineData(values=list(last.values())))
-    drawn.append(ends.mark_text(align="right", dy=-9, dx=4).encode(x=x, y=y, text="arm:N", color=colour))
     if changes:
         told = [{"at": change.since.created_at, "size": change.size, "arm": change.arm} for change in changes]
         rules = alt.Chart(alt.InlineData(values=[one for one in told if one["arm"] in arms]))

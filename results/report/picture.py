@@ -68,9 +68,10 @@ class Panel:
     numbers: Numbers
 
 
-def symbol(arm: Arm) -> Markup:
-    """An arm's symbol, for beside its name."""
-    return Markup('<svg class="symbol" viewBox="-6 -6 12 12" aria-hidden="true">{}</svg>').format(_mark(arm))
+def symbol(index: int, is_filled: bool = False) -> Markup:
+    """An arm's symbol, for beside its name. index: of the arm. is_filled: always, as in a chart of lines."""
+    mark = _mark(index, is_filled)
+    return Markup('<svg class="symbol" viewBox="-6 -6 12 12" aria-hidden="true">{}</svg>').format(mark)
 
 
 UP, DOWN = "\u2196 up and left is better", "\u2199 down and left is better"
@@ -176,7 +177,7 @@ def _point(p: Point, x: _Scale, y: _Scale, across: Axis, up: Axis) -> Markup:
     return Markup(
         '<g class="point"><path class="interval-line {}" d="M{},{}H{}M{},{}V{}"/>'
         '<g transform="translate({} {})">{}<title>{}</title></g></g>'
-    ).format(_colour(p.arm), x1, at_y, x2, at_x, y1, y2, at_x, at_y, _mark(p.arm), title)
+    ).format(_colour(p.arm.index), x1, at_y, x2, at_x, y1, y2, at_x, at_y, _mark(p.arm.index), title)
 
 
 def _inside(value: float, scale: _Scale) -> float:
@@ -184,14 +185,14 @@ def _inside(value: float, scale: _Scale) -> float:
     return min(max(value, low), high)
 
 
-def _mark(arm: Arm) -> Markup:
-    filled = " filled" if arm.index // len(SHAPES) % 2 else ""
-    return Markup('<path class="mark {}{}" d="{}"/>').format(_colour(arm), filled, SHAPES[arm.index % len(SHAPES)])
+def _mark(index: int, is_filled: bool = False) -> Markup:
+    filled = " filled" if is_filled or index // len(SHAPES) % 2 else ""
+    return Markup('<path class="mark {}{}" d="{}"/>').format(_colour(index), filled, SHAPES[index % len(SHAPES)])
 
 
-def _colour(arm: Arm) -> str:
+def _colour(index: int) -> str:
     """Shape and filling come again after 16 arms, with another colour: 128 symbols are unlike."""
-    return f"arm-{(arm.index + arm.index // (2 * len(SHAPES))) % len(SHAPES)}"
+    return f"arm-{(index + index // (2 * len(SHAPES))) % len(SHAPES)}"
 
 
 def _tick(value: float, axis: Axis) -> str:

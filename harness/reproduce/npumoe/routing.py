@@ -22,6 +22,7 @@ from engines.pricing.generated_routing import DrawnRouting
 from engines.pricing.routing_sources import Purpose
 from engines.techniques.context import ModelSizes
 from harness.reproduce.ledger import ledger
+from results.units import format_share
 
 HOT_SHARE = 0.25
 STATED_IMBALANCE = 2.0
@@ -40,7 +41,7 @@ class QuartileRouting:
     def name(self) -> str:
         return (
             f"generated, a quarter of the experts {self.imbalance:g} times as busy as the mean,"
-            f" {self.overlap:.0%} of them known from calibration, seed {self.seed}"
+            f" {format_share(self.overlap)} of them known from calibration, seed {self.seed}"
         )
 
     def ids_LTK(self, sizes: ModelSizes, n_tokens: int, purpose: Purpose = "run", sequence: int = 0) -> Integers:
