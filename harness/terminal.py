@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -40,9 +41,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 def console_of(stderr: bool = False) -> Console:
     from rich.console import Console
 
-    found = Console(stderr=stderr)
+    # Names of runs, arms and devices are text: of `run:b:` Rich would make a picture.
+    made = partial(Console, stderr=stderr, emoji=False)
+    found = made()
     # A file or a pipe has no width of its own: wide enough that no table folds its words.
-    return found if found.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=PIPE_WIDTH)
+    return found if found.is_terminal or "COLUMNS" in os.environ else made(width=PIPE_WIDTH)
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:

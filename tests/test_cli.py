@@ -19,6 +19,9 @@ from typer.testing import CliRunner
 
 from harness.catalog import METERS
 from harness.commands import app
+from harness.fleet.state import DeviceState, FleetState
+from harness.fleet.view import fleet_table
+from harness.terminal import console_of
 from results.run_folders import FREE_BYTES_NEEDED
 from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench, start
@@ -394,3 +397,16 @@ def test_the_list_of_techniques_for_programs_says_what_each_is_made_of() -> None
     plain = CliRunner().invoke(app, ["list", "techniques"]).stdout
     assert "static capacity tiers" in plain
     assert "switch_alpha" not in plain
+
+
+def test_names_that_rich_has_a_picture_for_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """`compare run:a run:b` said "to B, run🅱 5 worse", and a phone of adb:key:5555 was shown as a picture."""
+    told = "From A, run:a, to B, run:b: 5 worse"
+    console_of().print(told, markup=False, highlight=False, soft_wrap=True)
+    device = DeviceState(device="adb:key:5555", state="refused", host="lab[red]")
+    asked = {"name": "x", "address": "", "pid": 1, "written_at": "", "n_trials": 1, "n_done": 0, "n_failed": 0}
+    console_of().print(fleet_table(FleetState(**asked, is_over=True, devices=(device,))))
+    out = capsys.readouterr().out
+    assert told in out
+    assert "adb:key:5555" in out
+    assert "lab[red]" in out

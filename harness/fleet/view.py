@@ -75,8 +75,8 @@ def fleet_table(state: FleetState, rate_per_s: float | None = None, most_rows: i
     for device in devices[:most_rows]:
         needs_somebody = device.state in ("refused", "offered twice", "not in the plan")
         table.add_row(
-            printable(device.device),
-            printable(device.host or ""),
+            Text(printable(device.device)),
+            Text(printable(device.host or "")),
             str(device.n_done),
             str(device.n_lost) if device.n_lost else "",
             "" if device.since_s is None else seconds_told(device.since_s),
