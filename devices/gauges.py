@@ -6,6 +6,7 @@ states, so it is observed, and it rules the uncertainty of what is derived from 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -90,9 +91,9 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
     ends = np.append(begins[1:], len(times_s))
     start_s, end_s = times_s[begins], times_s[np.minimum(ends, len(times_s) - 1)]
     n_updates = (end_s - start_s) / update_period_s
-    n_likely, repeats = _likely_updates(n_updates)
+    n_likely, repeats, repeats_at_least = _likely_updates(n_updates)
     unsure = n_updates > n_likely - 0.5
-    if repeats > REPEATS_OFTEN:
+    if repeats_at_least > REPEATS_OFTEN:
         same_as = np.maximum(SAME_STEPS * smallest_step(shown), SAME_SHARE * np.abs(shown[begins]))
         jumps = np.concatenate([[0.0], np.abs(np.diff(shown[begins])), [0.0]])
         unsure &= np.maximum(jumps[:-1], jumps[1:]) > same_as
@@ -107,15 +108,18 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
     return [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _likely_updates(n_updates: Array) -> tuple[float, float]:
-    """(for how many updates a value stands by chance at most, the share of updates that repeat one).
+def _likely_updates(n_updates: Array) -> tuple[float, float, float]:
+    """(for how many updates a value stands by chance at most, the share of updates that repeat one, the least that it
+    is: a few repeats among few updates are chance).
 
     n_updates [runs]: for how many each value stood. The longest tells nothing of what is usual. With a share p of
     repeats, k equal values in a row are found n p^(k - 1) times in n updates.
     """
     usual = np.maximum(1.0, np.round(np.delete(n_updates, np.argmax(n_updates))))
-    repeats = float(((usual - 1).sum() + 1) / (usual.sum() + 2))
-    return 1 + float(np.log(BY_CHANCE / max(1.0, n_updates.sum())) / np.log(repeats)), repeats
+    n_repeats, n_usual = float((usual - 1).sum()), float(usual.sum())
+    repeats = (n_repeats + 1) / (n_usual + 2)
+    at_least = (n_repeats - math.sqrt(n_repeats)) / max(n_usual, 1.0)
+    return 1 + math.log(BY_CHANCE / max(1.0, n_updates.sum())) / math.log(repeats), repeats, at_least
 
 
 def left_out_stretches_s(
