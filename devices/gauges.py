@@ -6,7 +6,6 @@ states, so it is observed, and it rules the uncertainty of what is derived from 
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,8 @@ BY_CHANCE = 0.01
 still while the power changed."""
 REPEATS_OFTEN = 0.1
 """The share of updates from which a gauge is coarse: it may repeat a constant load's value for long."""
+FEWEST_REPEATS = 4
+"""Among few updates fewer are chance, and make none coarse."""
 LEAP_SHARE, BY_CHANCE_AT_LEAP = 0.1, 0.1
 """The same of a value that ends with a leap of the load by so much: of the leaps of one window in ten."""
 GAP_UPDATES = 5.0
@@ -60,12 +61,16 @@ def observed_update_period_s(times_s: Array, shown: Array) -> float:
 
 def stuck_stretches_s(times_s: Array, shown: Array, update_period_s: float) -> tuple[tuple[float, float], ...]:
     """Stretches that show the same to the last digit for more than `STUCK_UPDATES` updates; where a gauge may have
-    stood still meanwhile, for more than `GAP_UPDATES`.
+    stood still meanwhile, for more than `GAP_UPDATES`, or together for a notable share of all the time.
     """
+    runs = _runs(times_s, shown, update_period_s)
+    unsure_s = sum(run.end_s - run.start_s - update_period_s for run in runs if run.is_unsure)
+    is_much = len(times_s) > 1 and unsure_s > MOST_LEFT_OUT * float(times_s[-1] - times_s[0])
+    most = 0.0 if is_much else GAP_UPDATES
     return tuple(
         (run.start_s, run.end_s)
-        for run in _runs(times_s, shown, update_period_s)
-        if run.end_s - run.start_s > (GAP_UPDATES if run.is_unsure else STUCK_UPDATES) * update_period_s > 0
+        for run in runs
+        if run.end_s - run.start_s > (most if run.is_unsure else STUCK_UPDATES) * update_period_s
     )
 
 
@@ -91,9 +96,9 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
     ends = np.append(begins[1:], len(times_s))
     start_s, end_s = times_s[begins], times_s[np.minimum(ends, len(times_s) - 1)]
     n_updates = (end_s - start_s) / update_period_s
-    n_likely, repeats, repeats_at_least = _likely_updates(n_updates)
+    n_likely, repeats, n_repeats = _likely_updates(n_updates)
     unsure = n_updates > n_likely - 0.5
-    if repeats_at_least > REPEATS_OFTEN:
+    if repeats > REPEATS_OFTEN and n_repeats >= FEWEST_REPEATS:
         same_as = np.maximum(SAME_STEPS * smallest_step(shown), SAME_SHARE * np.abs(shown[begins]))
         jumps = np.concatenate([[0.0], np.abs(np.diff(shown[begins])), [0.0]])
         unsure &= np.maximum(jumps[:-1], jumps[1:]) > same_as
@@ -108,18 +113,16 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
     return [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _likely_updates(n_updates: Array) -> tuple[float, float, float]:
-    """(for how many updates a value stands by chance at most, the share of updates that repeat one, the least that it
-    is: a few repeats among few updates are chance).
+def _likely_updates(n_updates: Array) -> tuple[float, float, int]:
+    """(for how many updates a value stands by chance at most, the share of updates that repeat one, their number).
 
     n_updates [runs]: for how many each value stood. The longest tells nothing of what is usual. With a share p of
     repeats, k equal values in a row are found n p^(k - 1) times in n updates.
     """
     usual = np.maximum(1.0, np.round(np.delete(n_updates, np.argmax(n_updates))))
-    n_repeats, n_usual = float((usual - 1).sum()), float(usual.sum())
-    repeats = (n_repeats + 1) / (n_usual + 2)
-    at_least = (n_repeats - math.sqrt(n_repeats)) / max(n_usual, 1.0)
-    return 1 + math.log(BY_CHANCE / max(1.0, n_updates.sum())) / math.log(repeats), repeats, at_least
+    n_repeats = int((usual - 1).sum())
+    repeats = float((n_repeats + 1) / (usual.sum() + 2))
+    return 1 + float(np.log(BY_CHANCE / max(1.0, n_updates.sum())) / np.log(repeats)), repeats, n_repeats
 
 
 def left_out_stretches_s(

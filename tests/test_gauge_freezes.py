@@ -143,3 +143,29 @@ def test_a_coarse_gauge_that_freezes_for_four_updates_across_a_step_is_bounded_b
             off += abs(reading.energy_j - power.energy_j(START_S, END_S)) > 2 * reading.uncertainty_j
     assert off <= 1
     assert without <= 15
+
+
+@pytest.mark.parametrize("has_a_repeat", [False, True])
+@pytest.mark.parametrize(("n_missed", "is_known"), [(0, True), (1, True), (4, False), (7, False)])
+def test_an_iphone_that_renews_its_value_each_20_s_and_misses_some_has_no_energy(
+    has_a_repeat: bool, n_missed: int, is_known: bool
+) -> None:
+    """6 W before and after, flickering by up to 5 mA; while it missed renewals the load may have been anything. One
+    repeat by chance among 21 makes no gauge that repeats itself under a constant load: 7 missed were taken for one."""
+    shown_a = 1.5 + (np.arange(22) * 7 % 11 - 5) * 1e-3
+    shown_a[8 : 8 + n_missed] = shown_a[7]
+    if has_a_repeat:
+        shown_a[3] = shown_a[2]
+    at_s = np.arange(0.0, 440.0)
+    columns = (-shown_a[(at_s / 20).astype(int)], np.full(len(at_s), VOLTS), at_s)
+    raw = [
+        Channel(name, "raw", additive=False, note="").trace("battery", "battery gauge", at_s, values, 1.0)
+        for name, values in zip(RAW, columns, strict=True)
+    ]
+    trace = iphone_power(raw, Channel("battery", "held", relative_accuracy=0.0), np.ones(len(at_s), dtype=bool))
+    reading = energy_between([trace], [(20.0, 420.0)], "all", "battery")
+    if is_known:
+        assert reading.energy_j == pytest.approx(6.0 * 400, rel=0.002)
+    else:
+        assert reading.energy_j is None
+        assert "gap of" in (reading.reason or "")
