@@ -26,11 +26,23 @@ CORES_NOT_KEPT = "cores not kept"
 CACHE_NOT_KNOWN = "prefix cache not known"
 """The mark of a trial whose engine may have held prompts of earlier requests, and does not say so."""
 
+SERVER_BUSY = "server was busy"
+"""The mark of a trial in which a server had no room for a request at first: the wait is in its times and joules, and
+others had the server meanwhile."""
+
 INTERPRETED = "computed by the interpreter"
 """The mark of a trial whose Core ML graphs were computed in numpy on this machine: its times say nothing of a Mac."""
 
 OF_TIME_ALONE = frozenset(
-    {CONTENDED, CORES_NOT_KEPT, CACHE_NOT_KNOWN, INTERPRETED, EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD}
+    {
+        CONTENDED,
+        CORES_NOT_KEPT,
+        CACHE_NOT_KNOWN,
+        SERVER_BUSY,
+        INTERPRETED,
+        EXPERTS_NOT_ON_ANE,
+        PLACEMENT_NOT_TOLD,
+    }
 )
 """Marks that keep a trial out of means of times and joules alone: its answers are no others for it."""
 

@@ -10,7 +10,8 @@ import pytest
 
 from engines.base import unheard
 from engines.errors import EngineError
-from engines.external.openai_link import ServerLink
+from engines.external.openai_link import WAIT_S, ServerLink
+from results.cells import CACHE_NOT_KNOWN, SERVER_BUSY
 from tests.openai_client import client, request
 from tests.scripted_server import (
     STREAM_HEAD,
@@ -137,6 +138,18 @@ def test_a_request_is_sent_again_only_before_anything_came() -> None:
         assert [through.run(request(1), unheard).n_generated for _ in range(3)] == [1, 1, 1]
         assert any("of their answer had come: " in note for note in through.take_remarks())
         assert len(server.asked) == 5
+
+
+def test_a_server_that_had_no_room_at_first_marks_the_trial_once() -> None:
+    """The second of waiting is in the request's time; a connection that had ended costs none, and marks nothing."""
+    whole = stream(chunk(" the"), end(), usage(len(request().prompt_ids), 1, 0))
+    busy = answer({"error": {"message": "full"}}, "503 Service Unavailable")
+    with scripted(whole, slowly([], 0), whole, busy, whole, whole) as server:
+        through = client(server.url)
+        for marks, least_s in ((), 0.0), ((), 0.0), ((SERVER_BUSY,), WAIT_S), ((), 0.0):
+            done = through.run(request(1), unheard)
+            assert set(through.take_marks()) - {CACHE_NOT_KNOWN} == set(marks)
+            assert (done.ttft_s or 0.0) >= least_s
 
 
 @pytest.mark.parametrize(("below", "is_told"), [("", True), ("/v1", False)])

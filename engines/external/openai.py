@@ -27,7 +27,7 @@ from engines.external.openai_host import whereabouts
 from engines.external.openai_link import ServerLink
 from engines.model.tokenizer import Tokenizer
 from engines.profile import Profile
-from results.cells import CACHE_NOT_KNOWN
+from results.cells import CACHE_NOT_KNOWN, SERVER_BUSY
 from results.counters import EngineCounters
 from results.printable import printable
 from results.records import Completion, Request
@@ -120,7 +120,8 @@ class OpenAIEngine:
 
     def take_marks(self) -> tuple[str, ...]:
         known, self._cache_known = self._cache_known, True
-        return () if known else (CACHE_NOT_KNOWN,)
+        n_busy, self._link.n_busy = self._link.n_busy, 0
+        return (*(() if known else (CACHE_NOT_KNOWN,)), *((SERVER_BUSY,) if n_busy else ()))
 
     def take_remarks(self) -> tuple[str, ...]:
         """How counts and stamps came about."""

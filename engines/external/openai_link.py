@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 
 
 class ServerLink:
-    """Of one engine. `n_again` counts requests that were sent again."""
+    """Of one engine. `n_again` counts requests that were sent again, `n_busy` those for which a server had no room."""
 
     def __init__(self, url: str, key_variable: str | None, timeout_s: float, now_s: Callable[[], float]) -> None:
         """url: up to and with /v1. Raises `EngineError`."""
@@ -51,7 +51,7 @@ class ServerLink:
         self._connection: http.client.HTTPConnection | None = None
         self._has_answered = False
         """On this connection: one that has not may be ended for what was asked."""
-        self.n_again = 0
+        self.n_again = self.n_busy = 0
 
     @property
     def host(self) -> str:
@@ -150,6 +150,7 @@ class ServerLink:
                 if response.status not in BUSY or not left:
                     raise EngineError(f"{self.url}: {self._refusal(response)}")
                 self.close()
+                self.n_busy += 1
                 time.sleep(WAIT_S)
             self.n_again += 1
         raise AssertionError  # the last turn returns or raises
