@@ -31,6 +31,8 @@ _raised: list[int] = []
 _held: list[int] = []
 """The first one, until it is raised."""
 _first_s: list[float] = []
+_continued: list[int] = []
+"""One for each time that this process was let go on."""
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
@@ -57,6 +59,17 @@ def end_at_once() -> None:
         _taken.extend(number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN)
     for number in _taken:
         signal.signal(number, _end)
+    count_stops()
+
+
+def count_stops() -> None:
+    """From now on, for the whole program. A stop itself (Ctrl-Z, SIGSTOP) cannot be seen; what ends it can."""
+    signal.signal(signal.SIGCONT, lambda number, frame: _continued.append(number))
+
+
+def n_stops() -> int:
+    """How often this process was stopped and went on, since `count_stops`."""
+    return len(_continued)
 
 
 def raise_in_command() -> None:

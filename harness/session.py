@@ -37,10 +37,11 @@ from engines.base import (
     unheard,
 )
 from harness.agreement import disagreements
+from harness.interrupts import n_stops
 from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
 from harness.windows import idle, is_contended, raw_traces, running_meters, window_marks
-from results.cells import CONTENDED, CORES_NOT_KEPT, WRONG_ANSWERS
+from results.cells import CONTENDED, CORES_NOT_KEPT, STOPPED, WRONG_ANSWERS
 from results.copies import DecodeStep
 from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import PricedBy, derived_by, energies_of, remarks_on
@@ -154,6 +155,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             " put both on one device in the plan"
         )
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    n_stops_before = n_stops()
     before, raw_before, states_before, was_busy = idle(arm.device, arm.clock, protocol)
     warmup = at_once(arm.requests[: protocol.warmup])
     serve(arm.engine, arm.clock, warmup, arm.clock.now_s(), unheard, arm.max_batch)
@@ -230,6 +232,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=(
             *_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
+            *((STOPPED,) if n_stops() > n_stops_before else ()),
             *((CORES_NOT_KEPT,) if lost else ()),
             *((WRONG_ANSWERS,) if arm.gate.faults else ()),
             *_own_marks(arm.engine),

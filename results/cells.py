@@ -19,6 +19,8 @@ CONTENDED = "contended"
 """The mark of a trial in whose window other processes took too much of the CPU."""
 THROTTLED = "throttled"
 """The mark of a trial in which the device said that it holds itself back."""
+STOPPED = "stopped"
+"""The mark of a trial in which joulebench itself was stopped for a while, by Ctrl-Z or SIGSTOP."""
 CORES_NOT_KEPT = "cores not kept"
 """The mark of a trial whose threads were found elsewhere than its plan asked; its notes say where."""
 

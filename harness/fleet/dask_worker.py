@@ -18,6 +18,7 @@ from typing import Protocol
 from harness.fleet.dask_settings import PAGES, SERIAL, TOPIC, resource_of, settle_dask, when_parent_ends
 from harness.fleet.security import HOST, Tls, read_address, security_of
 from harness.fleet.worker_side import Say, WorkerSide
+from harness.interrupts import count_stops
 from results.records import Record
 
 EXIT_NO_COORDINATOR = 3
@@ -119,6 +120,7 @@ def main(side: Side) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     asked = WorkerAsked.model_validate_json(sys.argv[1])
     _side.append(side)
+    count_stops()
     settle_dask()
     # That a name is not known is told by us.
     warnings.filterwarnings("ignore", message="Couldn't detect a suitable IP address", category=RuntimeWarning)
