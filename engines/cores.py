@@ -150,6 +150,7 @@ class PhaseCores:
         self._phase: ChunkPhase | None = None
         self._now: PhaseSetting | None = None
         self._home: frozenset[int] = frozenset()
+        self._are_started = False
         self._kernel_ids: list[int] = []
         """Of the kernels' workers, the chosen ones first."""
         self._torch_ids: list[int] = []
@@ -159,12 +160,23 @@ class PhaseCores:
         self._found: dict[ChunkPhase, dict[str, None]] = {}
 
     def make_ready(self) -> None:
-        """Before a request, outside of its time: torch's number of threads, and workers that can be told apart."""
+        """Before a request, outside of its time: torch's number of threads, and workers that can be told apart.
+
+        Raises `EngineError` where the system starts too few: torch's OpenMP would end the process.
+        """
         _set_threads(self.n_threads)
+        if self._is_binding or not self._are_started:
+            self._kernel_ids = _chosen(self.n_threads)
+            n_there = len(self._kernel_ids) + 1
+            if n_there < self.n_threads and library() is not None:
+                raise EngineError(
+                    f"the system starts no more than {n_there} of {self.n_threads} threads (ulimit -u, ulimit -v, or"
+                    f" pids.max of its cgroup); raise that limit, or set threads to {n_there}"
+                )
+            self._are_started = True
         if not self._is_binding:
             return
         self._home = frozenset(os.sched_getaffinity(0))
-        self._kernel_ids = _chosen(self.n_threads)
         there = self._unknown()
         if there:
             pause = _openmp()

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -19,9 +20,12 @@ class Helpers {
  public:
   explicit Helpers(const Exchange& exchange) : exchange_(exchange) {
     sched_getaffinity(0, sizeof usable_, &usable_);
-    pool().expect_helpers(int(exchange.n_ranks) - 1);
-    for (int64_t of = 0; of < exchange.n_ranks; of++)
-      if (of != exchange.rank) threads_.emplace_back(&Helpers::attend, this, of);
+    for (int64_t of = 0; of < exchange.n_ranks; of++) try {
+        if (of != exchange.rank) threads_.emplace_back(&Helpers::attend, this, of);
+      } catch (const std::system_error&) {  // the system starts no more: nobody helps this rank there
+        break;
+      }
+    pool().expect_helpers(int(threads_.size()));
   }
 
   ~Helpers() {

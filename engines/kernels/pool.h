@@ -13,7 +13,10 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <mutex>
+#include <pthread.h>
+#include <system_error>
 #include <thread>
 
 #include "futex.h"
@@ -90,9 +93,11 @@ class Pool {
   void spin(int64_t spin_us) { spin_us_.store(spin_us, std::memory_order_relaxed); }
 
   // Chooses the workers of the jobs to come, n_threads - 1 of them, and parks the others: those sleep, and no job wakes
-  // them. Writes the system's ids of up to n_ids workers, the chosen ones first, and returns how many workers there are.
+  // them. Writes the system's ids of up to n_ids workers, the chosen ones first, and returns how many workers there are:
+  // fewer than chosen where the system starts no more. Asks it anew.
   int32_t choose(int32_t n_threads, int32_t* ids, int32_t n_ids) {
     std::lock_guard<std::mutex> only(running_);
+    most_workers_ = kAny;
     choose(n_threads > 1 ? n_threads - 1 : 0);
     for (int i = 0; i < n_workers_ && i < n_ids; i++) {
       while (ids_[size_t(i)].load(std::memory_order_acquire) == 0) std::this_thread::yield();
@@ -103,6 +108,7 @@ class Pool {
 
  private:
   static constexpr int64_t kMaxChunks = 1 << 16;
+  static constexpr int kAny = std::numeric_limits<int>::max();
   // Of the core that a helper is on another thread wants to be woken.
   static constexpr auto kHelperLooks = std::chrono::microseconds(5);
   static constexpr int64_t kSpinUs = 1000;  // longer than what lies between two tokens
@@ -153,9 +159,15 @@ class Pool {
 
   // `running_` is held: no job is under way whose workers these are.
   void choose(int n_workers) {
-    for (; n_workers_ < n_workers; n_workers_++) {
+    for (; n_workers_ < std::min(n_workers, most_workers_); n_workers_++) {
       ids_.emplace_back(0);
-      std::thread(&Pool::work, this, n_workers_, &ids_.back()).detach();
+      try {
+        std::thread(&Pool::work, this, n_workers_, &ids_.back()).detach();
+      } catch (const std::system_error&) {  // a limit of this user's or container's; who is there computes
+        ids_.pop_back();
+        most_workers_ = n_workers_;
+        break;
+      }
     }
     if (n_chosen_.load(std::memory_order_relaxed) == n_workers) return;
     std::lock_guard<std::mutex> lock(sleeping_);
@@ -241,14 +253,17 @@ class Pool {
   std::atomic<int32_t> caller_core_{-1};
   std::atomic<int> n_asleep_{0}, n_chosen_{0}, n_helpers_{0}, n_doubts_{0};
   uint64_t generation_ = 0;
-  int n_workers_ = 0;
+  int n_workers_ = 0, most_workers_ = kAny;
   Body body_ = nullptr;
   const void* context_ = nullptr;
 };
 
-// Never destroyed: its threads live until the process ends.
+// Never destroyed: its threads live until the process ends. A process that is forked off has none of them, and takes a new
+// one: locks that they held would be held there for ever.
 inline Pool& pool() {
-  static Pool* const only = new Pool;
+  static Pool* only = nullptr;
+  static const int told = (only = new Pool, pthread_atfork(nullptr, nullptr, [] { only = new Pool; }));
+  (void)told;
   return *only;
 }
 
