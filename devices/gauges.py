@@ -23,7 +23,7 @@ still while the power changed."""
 REPEATS_OFTEN = 0.1
 """The share of updates from which a gauge is coarse: it may repeat a constant load's value for long."""
 FEWEST_REPEATS = 4
-"""Among few updates fewer are chance, and make none coarse."""
+"""Among few updates fewer are chance, and make none coarse whose values usually differ by more than `SAME_STEPS`."""
 LEAP_SHARE, BY_CHANCE_AT_LEAP = 0.1, 0.1
 """The same of a value that ends with a leap of the load by so much: of the leaps of one window in ten."""
 GAP_UPDATES = 5.0
@@ -98,10 +98,13 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
     n_updates = (end_s - start_s) / update_period_s
     n_likely, repeats, n_repeats = _likely_updates(n_updates)
     unsure = n_updates > n_likely - 0.5
-    if repeats > REPEATS_OFTEN and n_repeats >= FEWEST_REPEATS:
+    jumps = np.abs(np.diff(shown[begins]))
+    # Of all values: two that follow each other may never differ by one step.
+    is_of_few_steps = len(jumps) > 0 and float(np.median(jumps)) <= SAME_STEPS * smallest_step(np.unique(shown))
+    if repeats > REPEATS_OFTEN and (n_repeats >= FEWEST_REPEATS or is_of_few_steps):
         same_as = np.maximum(SAME_STEPS * smallest_step(shown), SAME_SHARE * np.abs(shown[begins]))
-        jumps = np.concatenate([[0.0], np.abs(np.diff(shown[begins])), [0.0]])
-        unsure &= np.maximum(jumps[:-1], jumps[1:]) > same_as
+        beside = np.concatenate([[0.0], jumps, [0.0]])
+        unsure &= np.maximum(beside[:-1], beside[1:]) > same_as
     # Few runs end with a step of the load, so fewer of these stand for long by chance.
     shown_w = np.abs(shown[begins])
     leaps = np.concatenate([np.abs(np.diff(shown_w)) > LEAP_SHARE * np.maximum(shown_w[1:], shown_w[:-1]), [False]])

@@ -169,3 +169,17 @@ def test_an_iphone_that_renews_its_value_each_20_s_and_misses_some_has_no_energy
     else:
         assert reading.energy_j is None
         assert "gap of" in (reading.reason or "")
+
+
+def test_a_constant_load_that_flickers_by_one_step_is_a_measurement_in_few_updates_too() -> None:
+    """Renewed each 20 s, in steps of 1 mA: one value stands for five updates, and one other for two."""
+    steps = [0, 1, 0, 1, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 1, 2, 1, 0, 1, 0, 1, 0]
+    at_s = np.arange(0.0, 440.0)
+    current_a = -(1.5 + 1e-3 * np.asarray(steps)[(at_s / 20).astype(int)])
+    raw = [
+        Channel(name, "raw", additive=False, note="").trace("battery", "battery gauge", at_s, values, 1.0)
+        for name, values in zip(RAW, (current_a, np.full(len(at_s), VOLTS), at_s), strict=True)
+    ]
+    trace = iphone_power(raw, Channel("battery", "held", relative_accuracy=0.0), np.ones(len(at_s), dtype=bool))
+    reading = energy_between([trace], [(20.0, 420.0)], "all", "battery")
+    assert reading.energy_j == pytest.approx(6.0 * 400, rel=0.002)
