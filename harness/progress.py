@@ -50,7 +50,8 @@ class PlainProgress:
     def begin(self, n_trials: int, n_done: int) -> None:
         self._n_trials, self._n_done = n_trials, n_done
         if n_done:
-            self._say(f"resuming: {n_done} of {n_trials} trials are there")
+            of_all = f" of {n_trials}" if n_trials > n_done else ""  # how many rounds will follow nobody knows
+            self._say(f"resuming: {n_done}{of_all} trials are there")
 
     def preparing(self, cell: str) -> None:
         """Not worth a line."""

@@ -171,7 +171,7 @@ class Runner:
         """Trials of a cell at most, seeing those that are there."""
         have = self._trials[cell_plan.cell.cell_id]
         rule = rule_of(self._plan, cell_plan)
-        return len(have) if rule.enough(have) else rule.max_repeats
+        return len(have) if isinstance(rule, Endurance) or rule.enough(have) else rule.max_repeats
 
     def _run_one(self, cell_plan: CellPlan, repeat: int) -> None:
         self._refuse_changed_inputs()

@@ -180,8 +180,8 @@ def _round(trial: Trial, begun_s: float) -> Round:
 def _steps(speeds: Sequence[tuple[Round, float]]) -> tuple[list[Step], str | None]:
     """(the steps, why there is none)."""
     if len(speeds) < FEWEST_ROUNDS:
-        n = len(speeds)
-        return [], f"{n} rounds are too few to tell a step ({FEWEST_ROUNDS} at least): make them shorter, or run longer"
+        told = "1 round is" if len(speeds) == 1 else f"{len(speeds)} rounds are"
+        return [], f"{told} too few to tell a step ({FEWEST_ROUNDS} at least): make them shorter, or run longer"
     values = np.array([speed for _, speed in speeds])
     width = math.ceil(len(values) / MOST_VALUES)
     means = [float(values[k : k + width].mean()) for k in range(0, len(values), width)]

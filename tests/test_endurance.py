@@ -195,6 +195,7 @@ def test_a_series_that_is_broken_off_is_kept_and_another_begins(tmp_path: Path) 
     assert (first.ended_by, broken_off.ended_by) == ("time: 4 minutes", None)
     assert len(broken_off.rounds) == 100
     heard = run_to_end(bench, tmp_path / "run", stop, resume=True, engine=arms)
+    assert heard.expected == (n_first + 100, n_first + 100), "no more than all are there"
     again = found_in(tmp_path / "run")
     assert [(one.cell.engine, one.number, one.ended_by) for one in again] == [
         ("dropless", 0, "time: 4 minutes"), ("tiers", 0, None), ("tiers", 1, "time: 4 minutes")

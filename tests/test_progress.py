@@ -38,6 +38,13 @@ def test_rounds_are_counted_without_an_end_that_nobody_knows() -> None:
     assert [line.split()[0] for line in text.getvalue().splitlines()] == ["[1]", "[2]"]
 
 
+def test_rounds_that_are_there_are_not_told_as_more_than_all() -> None:
+    """It said "resuming: 53 of 50 trials are there": 50 of an arm that had ended, and 3 of one that had not."""
+    text = io.StringIO()
+    PlainProgress(Console(file=text, width=60)).begin(n_trials=53, n_done=53)
+    assert text.getvalue() == "resuming: 53 trials are there\n"
+
+
 def test_a_terminal_keeps_only_what_failed() -> None:
     text = io.StringIO()
     progress = LiveProgress(Console(file=text, force_terminal=True, width=100))

@@ -127,7 +127,9 @@ class FleetRun:
             try:
                 write_state(self._directory, state)
             except OSError as error:
-                raise StoreError(f"{self._directory}: cannot be written ({error.strerror}); make room") from error
+                raise StoreError(
+                    f"{self._directory}: cannot be written ({error.strerror}); make room and go on with --resume"
+                ) from error
 
     def _state(self, coordinator: Coordinator, is_over: bool) -> FleetState:
         return FleetState(
