@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from results.history.unlike import What
 
 EXIT_WORSE = 1
+MOST_ALIKE = 3
+"""Figures without a change that share a reason: more stand in a line, for rows of them say nothing else."""
+TOLD_ARMS = 3
 
 Allow = Annotated[
     list[str] | None,
@@ -62,7 +65,7 @@ def regress(
     allow: Allow = None,
     csv: CsvFile = None,
     html: HtmlFile = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Print what passed, too.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Print every figure: what passed, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge the newest runs against a baseline. Ends with 1 where something got worse for certain."""
@@ -128,8 +131,12 @@ def _print(judgement: Judgement, show_all: bool) -> None:
     counts = Counter[str](one.verdict for one in judgement.counted)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("", *COLUMNS):
-        table.add_column(title, justify="right" if title in NUMBERS else "left", overflow="fold")
-    shown = [one for one in ordered(judgement) if show_all or one.verdict != "PASS" or one.is_anchor]
+        number = title in NUMBERS
+        table.add_column(title, justify="right" if number else "left", overflow="fold", no_wrap=title == "verdict")
+    told = [one for one in ordered(judgement) if show_all or one.verdict != "PASS" or one.is_anchor]
+    alike = Counter(why(one) for one in told if one.change is None and not one.is_anchor)
+    folded = {reason: n for reason, n in alike.items() if n > MOST_ALIKE and not show_all}
+    shown = [one for one in told if one.change is not None or one.is_anchor or why(one) not in folded]
     whys = {reason: i + 1 for i, reason in enumerate(dict.fromkeys(map(why, shown)))}
     for one in shown:
         table.add_row(*(Text(printable(cell)) for cell in (f"{whys[why(one)]}.", *table_row(one))))
@@ -137,9 +144,15 @@ def _print(judgement: Judgement, show_all: bool) -> None:
         console.print(table)
     for reason, number in whys.items():
         console.print(f"{number}. {printable(reason)}", markup=False, highlight=False, soft_wrap=True)
-    hint = " (--all shows what passed)" if counts["PASS"] and not show_all else ""
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-    for line in (f"{lead(judgement)}: {told}{hint}", *judgement.notes):
+    for reason, n in folded.items():
+        own = [one for one in told if one.change is None and why(one) == reason]
+        arms = list(dict.fromkeys(one.arm for one in own))
+        named = ", ".join(arms[:TOLD_ARMS]) + (f" and {len(arms) - TOLD_ARMS} more" if len(arms) > TOLD_ARMS else "")
+        line = f"{own[0].verdict}, {n} figures of {named}: {reason}"
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    hint = " (--all shows each)" if (counts["PASS"] or folded) and not show_all else ""
+    counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+    for line in (f"{lead(judgement)}: {counted}{hint}", *judgement.notes):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -351,6 +351,26 @@ def test_an_arm_that_fails_or_is_gone_in_the_newest_runs_does_not_pass(tmp_path:
     assert "No verdict of c is of the newest runs, run012 to run013: the arm is not in it." in done.stdout
 
 
+def test_figures_of_which_nothing_can_be_said_stand_in_a_line(tmp_path: Path) -> None:
+    """344 rows of a night's history said nothing, and hid what was worse."""
+    arms = ("a", "b", "c", "d", "e")
+    write_history(tmp_path, 14, slower(5, 10), arms=("a", "b"))
+    write_run(
+        tmp_path / "run014",
+        [cell(f"cell{i:04d}", engine=arm, label=arm) for i, arm in enumerate(arms)],
+        [made_trial(f"cell{i:04d}", k, 1.05 if arm == "b" else 1.0) for i, arm in enumerate(arms) for k in range(3)],
+        day=14,
+    )
+    asked = ("regress", "--baseline", "run014", str(tmp_path), "--metric", "e2e")
+    short, whole = joulebench(*asked), joulebench(*asked, "--all")
+    (line,) = (line for line in short.stdout.splitlines() if line.startswith("UNRELIABLE, "))
+    assert line.startswith("UNRELIABLE, 5 figures of a, b, c and 2 more: no run like the baseline is newer than it")
+    assert "5 UNRELIABLE, 0 IMPROVED, 0 PASS (--all shows each)" in short.stdout
+    assert short.stdout.count("UNRELIABLE") == 2
+    assert whole.stdout.count("UNRELIABLE") == 6, "each in a row, and their number"
+    assert (short.code, whole.code) == (6, 6)
+
+
 def test_a_regression_of_an_arm_that_failed_since_stays_one(tmp_path: Path) -> None:
     write_history(tmp_path, 24, slower(20, 14), arms=("a", "b"))
     cells = [cell(f"cell{i:04d}", engine=arm, label=arm) for i, arm in enumerate("ab")]
