@@ -112,7 +112,9 @@ def test_64_greedy_tokens_and_all_counts_are_equal_in_fp32(narrow: Narrow) -> No
     assert ours.take_counters() == theirs.take_counters()
 
 
-@pytest.mark.parametrize("asked", [80, 110, "drawn 1"])
+@pytest.mark.parametrize(
+    "asked", [80, pytest.param(110, marks=pytest.mark.slow), pytest.param("drawn 1", marks=pytest.mark.slow)]
+)
 def test_64_greedy_tokens_in_fp16(narrow: Narrow, asked: int | str) -> None:
     """By the rules of fp16's own packages."""
     same_as_torch_in_fp16(narrow.packages, narrow.rounded, "npumoe-tg", asked)

@@ -17,9 +17,12 @@ from tests.test_kernels import STORED, random, relative_error
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"no {' and no '.join(MISSING)} (Debian: g++-aarch64-linux-gnu, qemu-user-static)"
-)
+pytestmark = [
+    pytest.mark.slow,  # kernels for another processor are compiled for a minute
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"no {' and no '.join(MISSING)} (Debian: g++-aarch64-linux-gnu, qemu-user-static)"
+    ),
+]
 
 N_ROWS, N_COLUMNS = 130, 384
 PROGRAM = """
