@@ -131,8 +131,8 @@ def _print(judgement: Judgement, show_all: bool) -> None:
     counts = Counter[str](one.verdict for one in judgement.counted)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("", *COLUMNS):
-        number = title in NUMBERS
-        table.add_column(title, justify="right" if number else "left", overflow="fold", no_wrap=title == "verdict")
+        is_number = title in NUMBERS
+        table.add_column(title, justify="right" if is_number else "left", overflow="fold", no_wrap=title == "verdict")
     told = [one for one in ordered(judgement) if show_all or one.verdict != "PASS" or one.is_anchor]
     alike = Counter(why(one) for one in told if one.change is None and not one.is_anchor)
     folded = {reason: n for reason, n in alike.items() if n > MOST_ALIKE and not show_all}

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -32,6 +32,9 @@ MOST_WORDS = 300
 NO_ROOM = ("failed to map segment", "can't start new thread", "Cannot allocate memory", "can't allocate memory")
 """What the loader, Python, the kernel and torch say under a limit."""
 
+WHOLE_WORD = 20
+"""Characters: longer ones (paths) may be cut where a line ends."""
+BETWEEN_COLUMNS = 3
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
 
@@ -56,13 +59,28 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = console_of()
     table = Table(title=Text(printable(title)), box=box.SIMPLE_HEAD, title_justify="left")
-    for key in rows[0] if rows else ():
+    columns = list(rows[0]) if rows else []
+    cells = [["" if value is None else printable(str(value)) for value in row.values()] for row in rows]
+    texts = [[key.replace("_", " "), *own] for key, *own in zip(columns, *cells, strict=True)]
+    widths = _widths(texts, console.width - BETWEEN_COLUMNS * len(columns) - 1)
+    for key, own, width in zip(columns, texts, widths, strict=True):
         numeric = all(isinstance(r[key], int | float) for r in rows)
-        table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if value is None else printable(str(value))) for value in row.values()))
-    console_of().print(table)
+        table.add_column(own[0], justify="right" if numeric else "left", overflow="fold", width=width)
+    for line in cells:
+        table.add_row(*map(Text, line))
+    console.print(table)
+
+
+def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int | None]:
+    """Of columns with these texts, so that words are whole; None where these have no room, or all need no more."""
+    whole = [max(map(len, own), default=0) for own in texts]
+    words = [min(WHOLE_WORD, max((len(word) for text in own for word in text.split()), default=0)) for own in texts]
+    if sum(whole) <= room or sum(words) > room:
+        return [None] * len(texts)
+    share = (room - sum(words)) / (sum(whole) - sum(words))
+    return [word + int((line - word) * share) for word, line in zip(words, whole, strict=True)]
 
 
 def table_of_arms(title: str, console: Console) -> Table:

@@ -94,6 +94,7 @@ def test_a_run_that_is_killed_goes_on_and_two_passes_run_it_once(tmp_path: Path,
     [run] = [wait_for(lambda: children_of(begun.pid), "a run")[0]]
     folder = wait_for(lambda: [f for f in (tmp_path / "runs").glob("*") if Store.holds_run(f)], "its folder")[0]
     wait_for(lambda: trials_in(folder), "a trial")
+    os.kill(run, signal.SIGSTOP)  # what is asked meanwhile takes longer than its trials
     begun.send_signal(signal.SIGKILL)
     begun.wait()
     code, said, _ = schedule(tmp_path, "run-due")

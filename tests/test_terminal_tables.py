@@ -1,0 +1,42 @@
+"""Tables of the terminal: whole words where they have room, and nothing lost where they have none."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.terminal import print_rows
+
+ROWS = [
+    {
+        "machine": "rtx5080-ndp",
+        "technique": "prefetch-hint",
+        "first_token_s": 0.0649,
+        "bound_by": "gpu: reading memory, 100 % busy",
+        "path": "/a/path/that/is/longer/than/words/of/text/are",
+    }
+]
+
+
+def printed(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_rows(ROWS, False, "Techniques")
+    return capsys.readouterr().out
+
+
+def test_words_are_whole_where_they_have_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten columns short of all in one line, "prefetch-hin" stood over "t"."""
+    told = printed(76, monkeypatch, capsys)
+    for word in ("rtx5080-ndp", "prefetch-hint", "0.0649", "reading", "memory,"):
+        assert word in told
+    assert max(map(len, told.splitlines())) <= 76
+
+
+@pytest.mark.parametrize("columns", range(30, 140, 3))
+def test_no_column_is_lost(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told = printed(columns, monkeypatch, capsys)
+    assert max(map(len, told.splitlines())) <= columns
+    characters = sorted("".join(told.split()).replace("─", ""))
+    expected = "".join(map(str, ROWS[0].values())) + "".join(ROWS[0]).replace("_", "") + "Techniques"
+    assert characters == sorted(expected.replace(" ", ""))
