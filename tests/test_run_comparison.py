@@ -210,6 +210,16 @@ def test_machines_are_paired_without_their_names_and_one_trial_has_no_interval(t
     assert (one.verdict, one.reason) == ("not tested", "1 and 1 trials: no interval from one")
 
 
+def test_machines_are_told_to_differ_only_where_a_and_b_are_of_two(tmp_path: Path) -> None:
+    """Two runs with two devices each were said to be compared across machines."""
+    cells = [cell("c1", device="host"), cell("c2", device="phone")]
+    trials = [made_trial(c, i, s) for c in ("c1", "c2") for i, s in enumerate(times(1.0, 1))]
+    one, other = (write_run(tmp_path / name, cells, trials) for name in ("one", "other"))
+    told = "Of two machines: a difference is of machine, software and arm together."
+    assert told not in between(one, other).notes
+    assert told in between(one, one, device_a="host", device_b="phone").notes
+
+
 def test_a_figure_that_one_side_alone_has_is_told_whichever_side_that_is(tmp_path: Path) -> None:
     scored = written(tmp_path / "scored", times(1.0, 0, n=3), right=[1.0, 0.0])
     unscored = written(tmp_path / "unscored", times(1.0, 0, n=3))

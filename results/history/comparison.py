@@ -181,8 +181,8 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
             " less. Where trials scatter much one can rise while the other falls."
         )
     yield f"Certain: p < {RATE:.2g} by Benjamini and Hochberg over all tested figures, and an interval without 0."
-    if len({pair.first.device for pair in pairs} | {pair.second.device for pair in pairs}) > 1:
-        yield "Of several machines: a difference is of machine, software and arm together."
+    if any(pair.first.device != pair.second.device for pair in pairs):
+        yield "Of two machines: a difference is of machine, software and arm together."
 
 
 def _settings_note(pair: Pair) -> str | None:
