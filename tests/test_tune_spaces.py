@@ -195,3 +195,19 @@ def test_a_chosen_arm_has_the_cores_that_were_probed_and_no_threads_of_the_plann
     }  # fmt: skip
     asked = quick_plan("host", planned, "bundled:tiny-qwen3-moe", 16, 8, 1)
     assert draft_plan(check_plan(asked, planned, tuned, 2), None).problems == ()
+
+
+def test_the_page_of_a_priced_session_says_measured_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It told the processor that priced, as if that were the device's, and that pairs were measured."""
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    found = joulebench(
+        "tune", "--device", "model:m2-ultra", "--requests", "1", "--prompt", "32", "--decode", "4", "--pairs", "1",
+        "--probes", "9", "--name", "priced", "--out", str(tmp_path / "session"),
+        "--space", 'engine.technique=[{name="dropless"},{name="blockwise",block_size=64}]',
+    )  # fmt: skip
+    assert found.code == 0, found.stderr
+    page = (tmp_path / "session" / "tune.html").read_text("utf-8")
+    shown = page[page.index("<main>") : page.index("</main>")]
+    assert "Nothing here was measured" in shown
+    assert "easured" not in shown.replace("Nothing here was measured", "")
+    assert "on model:m2-ultra, with" in shown

@@ -91,7 +91,7 @@ def _by_phase(profile: TunedProfile) -> list[tuple[str, list[CheckedRatio]]]:
     """The check's ratios of time and energy, prefill first."""
     ratios = () if profile.check is None else profile.check.ratios
     phases = dict.fromkeys(one.phase for one in ratios)
-    return [(phase, [one for one in ratios if one.phase == phase]) for phase in phases]
+    return [(TITLES[phase], [one for one in ratios if one.phase == phase]) for phase in phases]
 
 
 def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], profile: TunedProfile, charts: Charts) -> PhaseShown:
