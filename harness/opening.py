@@ -16,7 +16,7 @@ from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
 from harness.tuning.tuned_plans import why_another_phone
 from results.environments import Build, Environment
-from results.run_folders import check_is_folder
+from results.run_folders import check_can_be_made, check_free_space, check_is_folder
 from results.runs import Input, RunInfo
 from results.self_tests import SelfTest
 from results.store import Store, StoreError, check_holds_run
@@ -77,7 +77,8 @@ def new_info(
 
 
 def check_folder(directory: Path, resume: bool) -> None:
-    """A run is begun where there is none, and gone on with where there is one: before a device is waited for."""
+    """A run is begun where there is none, and gone on with where there is one: before a device is waited for,
+    and before kernels are compiled."""
     check_is_folder(directory)
     try:
         there = Store.holds_run(directory)
@@ -89,6 +90,9 @@ def check_folder(directory: Path, resume: bool) -> None:
         ) from error
     if there and not resume:
         raise StoreError(f"{directory} already holds a run; go on with --resume or name another folder with --out")
+    if not resume:
+        check_can_be_made(directory)
+        check_free_space(directory)
 
 
 def _environments(plan: Plan, run_parts: RunParts) -> dict[str, Environment]:

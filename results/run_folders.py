@@ -16,7 +16,7 @@ FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 def check_free_space(directory: Path, is_begun: bool = False) -> None:
     """Raises `StoreError` when the disk under a (perhaps not yet existing) folder has too little room. is_begun: a run
     is in it, which goes on where it was broken off."""
-    existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
+    existing = _existing(directory)
     room = shutil.disk_usage(existing)
     # What has no bytes at all is no disk (/proc, /sys), or does not tell: whoever writes there hears why it cannot be.
     remedy = "and go on with --resume" if is_begun else "or name a folder on another disk with --out"
@@ -25,6 +25,22 @@ def check_free_space(directory: Path, is_begun: bool = False) -> None:
             f"only {room.free / 1e6:.0f} MB are free on the disk of {directory}, {FREE_BYTES_NEEDED / 1e6:.0f} MB are"
             f" needed; make room {remedy}"
         )
+
+
+def check_can_be_made(directory: Path) -> None:
+    """Raises `StoreError` where a (perhaps not yet existing) folder cannot be written. Writes nothing itself: another
+    run may be about to begin there."""
+    existing = _existing(directory)
+    why = "cannot be written" if existing.is_dir() else "is no folder"
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise StoreError(
+            f"cannot create the run folder {directory}: {existing} {why}; name a folder that can be written with --out"
+        )
+
+
+def _existing(directory: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    return next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
 
 
 def check_is_folder(directory: Path) -> None:

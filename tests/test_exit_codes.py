@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -11,11 +12,14 @@ import typer
 from typer.testing import CliRunner
 
 from harness.commands import app
+from harness.opening import open_run
 from harness.outcome import tell_outcome
+from harness.plan import build_plan
 from harness.runner import RunOutcome
 from results.cells import INTERPRETED
 from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.self_tests import SelfTest
+from results.store import StoreError
 from tests.command import run_python
 from tests.conftest import FinishedRun
 from tests.fakes.machine import FakeBench
@@ -37,6 +41,34 @@ def test_a_run_whose_every_trial_was_contended_does_not_end_well(
     key = "protocol.max_foreign_cpu_share"
     assert f"other processes took more than {key} = 0.2 of the CPU: end them, or raise that key" in done.stderr
     assert key in (tmp_path / "run" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("where", ["below a file", "read-only", "full"])
+def test_a_folder_that_cannot_be_written_is_told_before_a_device_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """To open this machine compiles the kernels: twenty seconds."""
+    bench = FakeBench()
+    opened = []
+    monkeypatch.setattr(bench, "environment", opened.append)
+    above = tmp_path / "above"
+    why = f"{above} is no folder; name a folder that can be written with --out"
+    if where == "below a file":
+        above.touch()
+    else:
+        above.mkdir()
+    if where == "read-only":
+        above.chmod(0o555)
+        if os.access(above, os.W_OK):
+            pytest.skip("root writes to a folder that others only read")
+        why = f"{above} cannot be written; name a folder that can be written with --out"
+    if where == "full":
+        monkeypatch.setattr("results.run_folders.FREE_BYTES_NEEDED", 1 << 62)
+        why = "MB are needed; make room or name a folder on another disk with --out"
+    with pytest.raises(StoreError) as caught:
+        open_run(build_plan(raw_plan()), above / "run", False, bench)
+    assert why in str(caught.value)
+    assert opened == []
 
 
 @pytest.mark.parametrize(
