@@ -42,7 +42,7 @@ class Conditions(Record):
 
 
 TORCH_ALONE = (
-    "1.4 to 6.1 times slower with fp32 weights, 1.9 to 55 times with narrower ones (docs/measurements/first-start.md)"
+    "1.4 to 11 times slower with fp32 weights, 1.7 to 55 times with narrower ones (docs/measurements/first-start.md)"
 )
 """What a machine without kernels loses, as that page measured it; a test holds one against the other."""
 
