@@ -22,8 +22,9 @@ from engines.pricing.cells import Cell, PricedCell, build, parameters, price_cel
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.played import Foresight, routing_of
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.routing_sources import Purpose, UniformRouting
-from engines.pricing.schedule import PricedStep, lm_head, operations, unit_of_rest
+from engines.pricing.schedule import lm_head, operations, unit_of_rest
 from engines.pricing.shapes import NAMED_SHAPES, own_shape, sizes_of
 from engines.pricing.travels import Travels
 from engines.reference import ReferenceEngine

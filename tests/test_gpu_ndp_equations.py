@@ -11,8 +11,9 @@ from devices.models.sheet import load_sheet
 from devices.models.timeline import Timeline
 from engines.dispatch import Routing
 from engines.pricing.costs import SheetCosts
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.published_shapes import QWEN3_30B_A3B
-from engines.pricing.schedule import PricedStep, operations
+from engines.pricing.schedule import operations
 from engines.pricing.shapes import ModelShape, sizes_of
 from engines.pricing.travels import Travels
 from engines.techniques.context import BuildContext, LayerInput

@@ -15,7 +15,8 @@ from devices.models.sheet import Sheet, parse_sheet
 from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall
 from engines.dispatch import FILE, DispatchPlan, Exchange, Transfer, Transfers
-from engines.pricing.schedule import PricedStep, operations
+from engines.pricing.priced_step import PricedStep
+from engines.pricing.schedule import operations
 from engines.pricing.shapes import ModelShape
 from engines.pricing.travels import Travels
 from engines.techniques.context import ChunkPhase

@@ -17,8 +17,9 @@ from engines.errors import EngineError
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config
 from engines.pricing.model_shape import WeightBits
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.published_shapes import PHI_3_5_MOE
-from engines.pricing.schedule import PricedStep, lm_head, operations
+from engines.pricing.schedule import lm_head, operations
 from engines.pricing.shapes import NAMED_SHAPES, ModelShape, own_shape, priced_shape
 from engines.pricing.travels import Travels
 from engines.techniques.presets import preset_parameters

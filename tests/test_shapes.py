@@ -12,8 +12,10 @@ import torch
 from engines.errors import EngineError
 from engines.model.model_config import parse_model_config
 from engines.model.quantised import FORMS, Form, Quantisation, bits_of_value, store
+from engines.pricing.attention import attention
 from engines.pricing.model_shape import LatentShape, ModelShape, WeightBits
-from engines.pricing.schedule import PricedStep, attention, lm_head
+from engines.pricing.priced_step import PricedStep
+from engines.pricing.schedule import lm_head
 from engines.pricing.shapes import NAMED_SHAPES, config_of_shape, own_shape, quantised, shape_named, sizes_of
 from tests.fakes.published import PUBLISHED
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from engines.calls import Calls
 from engines.dispatch import DispatchPlan, Routing
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.published_shapes import PHI_3_5_MOE
-from engines.pricing.schedule import PricedStep, operations
+from engines.pricing.schedule import operations
 from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.blocks import intensity, n_blocks
 from engines.techniques.parameters import CustomParameters

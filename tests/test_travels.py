@@ -17,8 +17,9 @@ from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall, Width
 from engines.dispatch import NO_TRANSFERS, DispatchPlan, Exchange, Transfer, Transfers
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.room import lacks_room
-from engines.pricing.schedule import PricedStep, operations
+from engines.pricing.schedule import operations
 from engines.pricing.shapes import NAMED_SHAPES, ModelShape
 from engines.pricing.travels import Travels
 from engines.techniques.context import ModelSizes

@@ -32,8 +32,10 @@ from engines.model.norms import summed
 from engines.model.router import route
 from engines.model.transformer import Transformer
 from engines.model.weights import SparseWeights
+from engines.pricing.attention import attention
 from engines.pricing.block import Block, residual
-from engines.pricing.schedule import PricedStep, attention, lm_head, norm
+from engines.pricing.priced_step import PricedStep
+from engines.pricing.schedule import lm_head, norm
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
 from engines.pricing.tiles import RowTile

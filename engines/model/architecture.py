@@ -7,11 +7,12 @@ nothing new is a new line in `engines.model.families`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from engines.model.rope_config import RopeConfig
+from engines.model.spans import Span as Span
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -38,23 +39,6 @@ class NormConfig:
     kind: Literal["rms", "layer"]
     eps: float
     from_one: bool = False
-
-
-@dataclass(frozen=True)
-class Span:
-    """What one layer's queries may look at, beside causality.
-
-    sliding: the last `n_tokens`, the query's own included. chunked: the query's own block of `n_tokens`.
-    """
-
-    kind: Literal["sliding", "chunked"]
-    n_tokens: int
-
-    def reaches(self, query: Any, key: Any) -> Any:
-        """Whether the span of a query has a key, causal or not: arrays of positions, of torch or NumPy."""
-        if self.kind == "sliding":
-            return key > query - self.n_tokens
-        return key // self.n_tokens == query // self.n_tokens
 
 
 @dataclass(frozen=True)

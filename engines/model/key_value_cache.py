@@ -122,12 +122,7 @@ class View:
 
 def view_of(span: Span | None, position: int, n_tokens: int, device: torch.device | None = None) -> View:
     """The chunk at `position` sees its past through the span."""
-    first = 0
-    if span is not None and span.kind == "sliding":
-        first = max(0, position - span.n_tokens + 1)
-    elif span is not None:
-        first = position // span.n_tokens * span.n_tokens
-    return View(first, span, position, n_tokens, device)
+    return View(0 if span is None else span.first_seen(position), span, position, n_tokens, device)
 
 
 @dataclass(frozen=True)

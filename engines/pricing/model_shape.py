@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from engines.errors import EngineError
+from engines.model.spans import Span
 
 
 class Parameters(NamedTuple):
@@ -80,6 +81,11 @@ class ModelShape:
     """None: weights are as wide as activations."""
     max_length: int | None = None
     """Tokens of a request, prompt and answer; None: not known."""
+    spans: tuple[Span | None, ...] = (None,)
+    """What queries see, of each layer in turn, again from the first where there are more layers; None: all."""
+
+    def span_of(self, layer: int) -> Span | None:
+        return self.spans[layer % len(self.spans)]
 
     def beyond_context(self, n_tokens: int) -> str | None:
         """That its config holds fewer tokens than a request of so many has; None where it does not, or nobody knows."""

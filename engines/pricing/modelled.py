@@ -18,7 +18,8 @@ from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.model.tokenizer import Tokenizer
 from engines.observers import StepObserver, StepPhase
-from engines.pricing.schedule import PricedStep, Schedule, lm_head, unit_of_rest
+from engines.pricing.priced_step import PricedStep
+from engines.pricing.schedule import Schedule, lm_head, unit_of_rest
 from engines.pricing.shapes import ModelShape
 from engines.pricing.travels import Travels
 from engines.profile import Profile

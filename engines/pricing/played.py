@@ -20,8 +20,8 @@ from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.pricing.alike import Interchange, SharedPlans, shared_plans
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.routing_sources import RoutingSource
-from engines.pricing.schedule import PricedStep
 from engines.profile import Profile
 from engines.shown import Shown
 from engines.techniques.base import Technique

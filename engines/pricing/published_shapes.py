@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engines.model.spans import Span
 from engines.pricing.model_shape import LatentShape, ModelShape
 
 PHI_3_5_MOE = ModelShape(
@@ -26,7 +27,10 @@ PHI_3_5_MOE = ModelShape(
 )
 """microsoft/Phi-3.5-MoE-instruct: 41.9 B parameters, one expert 150 MiB in FP16 (§5.1)."""
 
-PHI_TINY_MOE = replace(PHI_3_5_MOE, name="phi-tiny-moe", n_heads=16, n_kv_heads=4, expert_width=448, max_length=4096)
+PHI_TINY_MOE = replace(
+    PHI_3_5_MOE, name="phi-tiny-moe", n_heads=16, n_kv_heads=4, expert_width=448, max_length=4096,
+    spans=(Span("sliding", 2047),),
+)  # fmt: skip
 """microsoft/Phi-tiny-MoE-instruct: 3.8 B parameters."""
 
 QWEN3_30B_A3B = ModelShape(
@@ -59,7 +63,10 @@ DEEPSEEK_MOE_16B = ModelShape(
 )  # fmt: skip
 """deepseek-ai/deepseek-moe-16b-base: 16.4 B parameters, 66 x 27 experts with the shared ones (001, Table II)."""
 
-GPT_OSS_20B = ModelShape("gpt-oss-20b", 24, 2880, 64, 8, 64, 0, 32, 4, 2880, 201088, max_length=131_072)
+GPT_OSS_20B = ModelShape(
+    "gpt-oss-20b", 24, 2880, 64, 8, 64, 0, 32, 4, 2880, 201088, max_length=131_072,
+    spans=(Span("sliding", 128), None),
+)  # fmt: skip
 """openai/gpt-oss-20b: 20.9 B parameters; two bytes a value here, as source 003 ran it, four bits in its checkpoint."""
 
 GPT_OSS_120B = replace(GPT_OSS_20B, name="gpt-oss-120b", n_layers=36, n_experts=128)
@@ -104,8 +111,9 @@ DEEPSEEK_V3 = ModelShape(
 """deepseek-ai/DeepSeek-V3: 671 B parameters without the layer that predicts a second token."""
 
 LLAMA_4_SCOUT = ModelShape(
-    "llama-4-scout", 48, 5120, 40, 8, 128, 0, 16, 1, 8192, 202048, shared_width=8192, max_length=262_144
-)
+    "llama-4-scout", 48, 5120, 40, 8, 128, 0, 16, 1, 8192, 202048, shared_width=8192, max_length=262_144,
+    spans=(*3 * (Span("chunked", 8192),), None),
+)  # fmt: skip
 """meta-llama/Llama-4-Scout-17B-16E: 107.8 B parameters of text."""
 
 DBRX = ModelShape("dbrx", 40, 6144, 48, 8, 128, 0, 16, 4, 10752, 100352, max_length=32_768)
@@ -138,7 +146,10 @@ LLAMA_32_3B = ModelShape(
 )
 """meta-llama/Llama-3.2-3B: 3.21 B parameters."""
 
-GEMMA_2_2B = ModelShape("gemma-2-2b", 26, 2304, 8, 4, 256, 9216, 0, 0, 0, 256000, ties_embedding=True, max_length=8192)
+GEMMA_2_2B = ModelShape(
+    "gemma-2-2b", 26, 2304, 8, 4, 256, 9216, 0, 0, 0, 256000, ties_embedding=True, max_length=8192,
+    spans=(Span("sliding", 4096), None),
+)  # fmt: skip
 """google/gemma-2-2b: 2.61 B parameters."""
 
 _NAMED = (

@@ -5,8 +5,7 @@ The first reader, `engines.model.experts`, computes the same plans. Pure functio
 Order and partition follow §3.2 of 000-npumoe: norm, router, gather, padding, scatter and both residuals on the CPU;
 attention and experts where the placement puts them. Where the backbone's unit takes norms too, as a GPU does, all these
 are there. What is left out: embedding look-up, masks, sampling. A partial last chunk is priced at its own length
-although a static graph would be padded to the full chunk. A sliding window is priced as attention to everything, which
-a graph of fixed shape computes, unless the sheet prices scores apart: then what the mask hides is left out. What
+although a static graph would be padded to the full chunk. Attention: `engines.pricing.attention`. What
 travels: `engines.pricing.block`. Where the sheet says what the engine takes beside its kernels, for a step and for a
 layer, that stands before them. Units that the sheet lacks are those that it says stand in for them.
 
@@ -16,44 +15,27 @@ Legend: T tokens of the chunk, L keys in the cache after it, H model width, I ex
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
 from devices.base import Unit
-from devices.models.figures import Kernel, Roofline
+from devices.models.figures import Kernel
 from devices.models.operation import TRANSFER, Operation
 from devices.models.sheet import Sheet
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
+from engines.model.spans import Span
+from engines.pricing.attention import attention_on
 from engines.pricing.block import OF_EXPERTS, Block, residual, row_bytes, units_that_price_between
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.processes import Repeats, repeated, repeats
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps, made, same
 from engines.pricing.travels import Arrival, Travels
-from engines.techniques.context import ChunkPhase
 
 NUMBER_BYTES = 8
 """Of a token's or an expert's number, as engines keep them."""
-
-
-@dataclass(frozen=True)
-class PricedStep:
-    """One forward chunk: T new tokens, L keys to attend to, the new ones included, each of n_sequences its own L."""
-
-    n_tokens: int
-    kv_length: int
-    phase: ChunkPhase = "prefill"
-    n_sequences: int = 1
-
-    def met_pairs(self, tile: int = 1) -> int:
-        """Of queries and keys, those that are multiplied: so many queries of a sequence at a time meet all keys that
-        the last of them sees, and an incomplete tile takes as long. One query alone has no tile."""
-        n_own, length = self.n_tokens // self.n_sequences, self.kv_length
-        rows = 1 if n_own == 1 else tile
-        whole, left = divmod(n_own, rows)
-        of_whole = rows * (whole * (length - n_own) + rows * whole * (whole + 1) // 2)
-        return self.n_sequences * (of_whole + (rows * length if left else 0))
 
 
 MOST_KEPT = 4096
@@ -111,17 +93,18 @@ class Schedule:
             yield of_step
         is_one_decoded = step.phase == "decode" and step.n_tokens == 1
         again = repeats(plans, is_one_decoded, shape, self._backbone, self._sheet)
-        before: dict[tuple[bool, bool], tuple[Operation, ...]] = {}
+        before: dict[tuple[bool, bool, Span | None], tuple[Operation, ...]] = {}
         for layer in range(shape.n_layers):
             reused = layer % len(numbers)
             plan = None if layer < n_dense else plans[numbers[reused]]
             is_dense = plan is None
             fetches = plan is not None and len(plan.transfers) > 0
-            first = before.get((is_dense, fetches), ())
+            span = shape.span_of(layer)
+            first = before.get((is_dense, fetches, span), ())
             if not first:
-                own = step, is_dense, fetches, again
+                own = step, is_dense, fetches, again, span
                 first = self._kept(own, partial(self._before_ffn, *own))
-                before[is_dense, fetches] = first
+                before[is_dense, fetches, span] = first
             n += len(first)
             yield first
             rest: Part = (
@@ -139,14 +122,16 @@ class Schedule:
             self._parts[key] = tuple(make())
         return self._parts[key]
 
-    def _before_ffn(self, step: PricedStep, is_dense: bool, fetches: bool, again: Repeats) -> list[Operation]:
-        """What stands before the experts of a layer, or before its one block. again: of attention."""
+    def _before_ffn(
+        self, step: PricedStep, is_dense: bool, fetches: bool, again: Repeats, span: Span | None
+    ) -> list[Operation]:
+        """What stands before the experts of a layer, or before its one block. again, span: of attention."""
         shape, rest, steps = self._shape, self._rest, Steps()
         for operation in (
             *self._engine(step, "layer", 1 if is_dense else 1 + shape.top_k),
             *(self._engine(step, "fetching layer", 1 + shape.top_k) if fetches else ()),
             norm(step, shape, rest),
-            *repeated(_attention(step, shape, self._backbone, self._sheet), again),
+            *repeated(attention_on(step, shape, self._backbone, self._sheet, span), again),
             residual("attention residual", step.n_tokens, shape, rest),
             norm(step, shape, rest),
         ):
@@ -347,44 +332,6 @@ def lm_head(n_rows: int, shape: ModelShape, unit: Unit = "cpu") -> Operation:
 def norm(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
     """Reads and writes T x H."""
     return made("norm", unit, "norm", moved_bytes=2.0 * row_bytes(shape) * step.n_tokens)
-
-
-def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None) -> list[Operation]:
-    own = None if sheet is None else sheet.units.get(unit)
-    apart = own is not None and "scores" in own.kernels
-    reads = own is not None and isinstance(own.price("attention"), Roofline)
-    tile = 1 if own is None or own.query_tile is None else int(own.query_tile.value)
-    return attention(step, shape, unit, apart, reads, tile)
-
-
-def attention(
-    step: PricedStep, shape: ModelShape, unit: Unit, apart: bool, reads: bool = False, query_tile: int = 1
-) -> list[Operation]:
-    """Projections, and scores and values of T queries over L keys, masked ones included: the graph is dense.
-
-    apart: two operations, and without what the mask hides from query_tile queries at a time; projections have the rows
-    that lie between products too. reads: the bytes of keys and values are told too, as they always are where scores
-    stand apart; a fitted price has them in its figures.
-    """
-    n_keys, weight_bytes = step.n_sequences * step.kv_length, shape.attention_bytes
-    projections, per_pair = shape.attention_work(step.n_tokens, n_keys, step.n_sequences)
-    cache_bytes = float(n_keys * shape.cached_values * shape.bytes_per_value)
-    if apart:
-        pairs = step.met_pairs(query_tile)
-        scores = made("attention", unit, "scores", flops=per_pair * pairs, moved_bytes=cache_bytes)
-        between = float(step.n_tokens * shape.attention_values * shape.bytes_per_value)
-        work = {"flops": projections, "weight_bytes": weight_bytes, "moved_bytes": between}
-        return [made("attention", unit, "attention", **work), scores]
-    return [
-        made(
-            "attention",
-            unit,
-            "attention",
-            flops=projections + per_pair * step.n_tokens * step.kv_length,
-            weight_bytes=weight_bytes,
-            moved_bytes=cache_bytes if reads else 0.0,
-        )
-    ]
 
 
 def _ffn(

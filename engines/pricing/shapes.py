@@ -9,6 +9,7 @@ from pathlib import Path
 from engines.errors import EngineError
 from engines.model.model_config import CONFIG_FILE, ModelConfig, config_in, read_json
 from engines.model.quantised import Quantisation, bits_of_value
+from engines.model.spans import Span
 from engines.pricing.model_shape import LatentShape, WeightBits
 from engines.pricing.model_shape import ModelShape as ModelShape
 from engines.pricing.published_shapes import NAMED_SHAPES as NAMED_SHAPES
@@ -35,10 +36,17 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
         shared_width=moe.shared.width if moe is not None and moe.shared is not None else 0,
         ties_embedding=config.tie_embeddings,
         max_length=config.max_length,
+        spans=_period(config.attention.spans),
         latent=None
         if latent is None
         else LatentShape(latent.q_rank, latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.value_dim),
     )
+
+
+def _period(spans: tuple[Span | None, ...]) -> tuple[Span | None, ...]:
+    """The fewest layers that say it of all, in turn."""
+    n = next(n for n in range(1, len(spans) + 1) if all(one == spans[i % n] for i, one in enumerate(spans)))
+    return spans[:n]
 
 
 def config_of_shape(name: str) -> Path | None:

@@ -20,8 +20,9 @@ from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall
 from engines.dispatch import DispatchPlan
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
-from engines.pricing.schedule import PricedStep, lm_head, operations
+from engines.pricing.schedule import lm_head, operations
 from harness.reproduce.npumoe.grid import STATED
 
 SHEET = load_sheet("m2-ultra")

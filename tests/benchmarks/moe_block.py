@@ -22,8 +22,9 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.model.architecture import RouterConfig
 from engines.model.experts import ExpertWeights, GatedWeights, gated_ffn
 from engines.model.router import RouterWeights, route
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
-from engines.pricing.schedule import PricedStep, operations
+from engines.pricing.schedule import operations
 from engines.pricing.shapes import sizes_of
 from engines.profile import Profile
 from engines.techniques.base import Technique

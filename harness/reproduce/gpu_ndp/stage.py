@@ -23,7 +23,8 @@ from devices.models.sheet import Sheet
 from devices.models.timeline import Timeline
 from engines.dispatch import LayerExpert, Routing
 from engines.pricing.costs import SheetCosts
-from engines.pricing.schedule import PricedStep, operations
+from engines.pricing.priced_step import PricedStep
+from engines.pricing.schedule import operations
 from engines.pricing.shapes import ModelShape, sizes_of
 from engines.pricing.travels import Travels
 from engines.residency import Counts, Residency, Slots

@@ -10,8 +10,9 @@ import torch
 from engines.dispatch import DispatchPlan
 from engines.model.architecture import RouterConfig
 from engines.model.router import RouterWeights, route
+from engines.pricing.priced_step import PricedStep
 from engines.pricing.published_shapes import GPT_OSS_120B, PHI_3_5_MOE
-from engines.pricing.schedule import PricedStep, operations
+from engines.pricing.schedule import operations
 from engines.techniques.layout.blocks import n_blocks
 from harness.reproduce.neuron.plans import blocks_of, in_turn, of_loads, planned, routed, weight_loads_of
 
