@@ -13,6 +13,7 @@ from devices.models.operation import Operation
 from devices.models.sheet import Sheet
 from engines.calls import CallKind
 from engines.model.spans import Span
+from engines.pricing.attention import attention_on
 from engines.pricing.priced_step import PricedStep
 from engines.pricing.schedule import operations
 from engines.pricing.shapes import ModelShape
@@ -33,6 +34,10 @@ def test_a_layer_that_sees_a_window_reads_and_multiplies_the_keys_of_its_window(
         found = operations(step, [plan], shape, "cpu", None, None if sheet is None else Travels(sheet))
         return [one for one in found if one.name == "attention"]
 
+    on_npu = attention_on(PricedStep(3, 9), windowed, "npu", None, sliding)
+    assert on_npu == attention_on(PricedStep(3, 9), windowed, "npu", None, None), (
+        "a graph of fixed shape masks the rest"
+    )
     apart = host(kernels=f"scores = {{ s_per_flop = {figure(1.0)}, s_per_moved_byte = {figure(1.0)} }}")
     n_projected = attentions(PricedStep(3, 9), SHAPE, None)[0].flops - 4 * 8 * 3 * 9
     dense = [one.flops - n_projected for one in attentions(PricedStep(3, 9), windowed, None)]

@@ -3,6 +3,7 @@
 A layer that sees a window (`ModelShape.spans`) reads and multiplies the keys from the first that one of the step's
 queries sees: T - 1 + W of a window of W that slides, or all where there are fewer. What the mask hides of these is
 computed too, unless the sheet prices scores apart. The cache holds all positions of every layer, as the engine's does.
+An NPU's graph has fixed shapes: it computes all positions and masks what the window leaves out.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from engines.pricing.steps import made
 def attention_on(
     step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None, span: Span | None
 ) -> list[Operation]:
-    """As the sheet prices that unit."""
+    """As the sheet prices that unit; span: of the layer."""
     own = None if sheet is None else sheet.units.get(unit)
     apart = own is not None and "scores" in own.kernels
     reads = own is not None and isinstance(own.price("attention"), Roofline)
     tile = 1 if own is None or own.query_tile is None else int(own.query_tile.value)
-    return attention(step, shape, unit, apart, reads, tile, span)
+    return attention(step, shape, unit, apart, reads, tile, None if unit == "npu" else span)
 
 
 def attention(
