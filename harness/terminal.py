@@ -33,7 +33,7 @@ NO_ROOM = ("failed to map segment", "can't start new thread", "Cannot allocate m
 """What the loader, Python, the kernel and torch say under a limit."""
 
 WHOLE_WORD = 20
-"""Characters: longer ones (paths) may be cut where a line ends."""
+"""Characters: longer ones (paths) are cut where not all have room."""
 BETWEEN_COLUMNS = 3
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
@@ -76,11 +76,16 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
 def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int | None]:
     """Of columns with these texts, so that words are whole; None where these have no room, or all need no more."""
     whole = [max(map(len, own), default=0) for own in texts]
-    words = [min(WHOLE_WORD, max((len(word) for text in own for word in text.split()), default=0)) for own in texts]
+    words = [max((len(word) for text in own for word in text.split()), default=0) for own in texts]
+    if sum(words) > room:
+        words = [min(WHOLE_WORD, word) for word in words]
     if sum(whole) <= room or sum(words) > room:
         return [None] * len(texts)
-    share = (room - sum(words)) / (sum(whole) - sum(words))
-    return [word + int((line - word) * share) for word, line in zip(words, whole, strict=True)]
+
+    def widths(most: int) -> list[int]:
+        return [max(word, min(line, most)) for word, line in zip(words, whole, strict=True)]
+
+    return list(widths(max(most for most in range(room + 1) if sum(widths(most)) <= room)))
 
 
 def table_of_arms(title: str, console: Console) -> Table:

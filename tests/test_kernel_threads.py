@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.kernels.compile import SOURCE
+from engines.kernels.compile import SOURCES
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -62,7 +62,7 @@ def built(folder: Path, text: str, *flags: str) -> Path:
     source, program = folder / "pool.cpp", folder / "pool"
     source.write_text(text)
     command = ["c++", "-O1", "-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", *flags]
-    command += ["-I", str(SOURCE.parent), str(source), "-o", str(program)]
+    command += ["-I", str(SOURCES[0].parent), str(source), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return program
