@@ -126,6 +126,7 @@ device = [{ name = "host" }]
 """
 
 
+@pytest.mark.slow
 def test_offline_a_task_of_the_hub_fails_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plan.toml").write_text(PLAN)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

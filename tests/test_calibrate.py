@@ -70,6 +70,7 @@ def test_a_model_that_changes_while_it_is_counted_gives_no_profile(tmp_path: Pat
         calibrate(spec, ["boolq"], 1, 64, ReplacesWeights(weights))
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_the_model_chooses_over_the_workloads_own_prompts(tmp_path: Path) -> None:
     """The table, the folder, and a count of the same prompts in another chunk."""
     arguments = ("calibrate", MODEL, "--data", "boolq,hellaswag", "--prompts", "2", "--json")

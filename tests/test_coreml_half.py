@@ -45,6 +45,7 @@ def test_64_tokens_and_all_counts_are_those_of_torch_in_fp16(packages: Converted
     same_as_torch_in_fp16(packages, packages, "npumoe", asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["npumoe-tg", "coreml-naive", "anemll"])
 def test_other_placements_too(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """All experts as graphs, attention on the CPU, all experts on the CPU."""

@@ -413,6 +413,7 @@ def test_layouts_that_the_kernels_do_not_read_are_left_to_torch() -> None:
     assert not tables.reads(torch.ones(4, 64, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_source_compiles_without_a_warning(tmp_path: Path) -> None:
     command = ["c++", *compiling.flags(), "-shared", "-Wall", "-Wextra", "-Werror", *map(str, compiling.SOURCES), "-o"]

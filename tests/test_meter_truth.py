@@ -35,6 +35,7 @@ def test_counters_know_ten_seconds_of_any_waveform_to_1_percent(meter: str, wave
     assert found.within_target >= 0.95 * N_WINDOWS
 
 
+@pytest.mark.slow
 def test_uncertainties_are_no_wider_than_the_errors_ask_for() -> None:
     """Stated over rms error: two to six before readings stood for their renewals."""
     # The rms error of n windows is known to 1 / sqrt(2 n).

@@ -369,6 +369,7 @@ def test_a_megabyte_is_no_sheet(tmp_path: Path) -> None:
 # --- a run of one -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_sheet_and_prices_again_by_the_one_that_is_there(tmp_path: Path) -> None:
     """The CPU's watts are doubled, then halved in another file; then the sheet is gone, and the run's copy prices."""
     hostile = [(f'{key} = "', f'{key} = "{HOSTILE}') for key in ("description", "source")]

@@ -257,6 +257,7 @@ def test_data_is_looked_at_beside_a_problem_of_an_arm(tmp_path: Path, facts: dic
     assert [line.split(":")[0] for line in problems(raw, facts)] == ["engine[0].prefill_chunk", "workload boolq"]
 
 
+@pytest.mark.slow
 def test_an_endless_plan_is_not_told_without_end(tmp_path: Path) -> None:
     plan = write_plan(tmp_path / "plan.toml", raw_plan() | {f"key{i}": i for i in range(500)})
     done = joulebench("plan", "check", str(plan))

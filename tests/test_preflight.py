@@ -356,6 +356,7 @@ def test_blocks_that_a_chunk_leaves_mostly_empty_are_noted(
     assert all(part in warnings[0] for part in expected)
 
 
+@pytest.mark.slow
 def test_what_is_hardly_meant_is_told_by_every_command_that_reads_a_plan(tmp_path: Path) -> None:
     """Before anything runs: of 512 rows of a block 32 are used."""
     arm = {"name": "a", "technique": {"name": "blockwise"}, "prefill_chunk": 256}

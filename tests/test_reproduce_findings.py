@@ -272,6 +272,7 @@ def test_an_input_that_differs_says_whether_it_is_explained() -> None:
 # --- the sources' own findings ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.id)
 def test_every_row_that_needs_no_machine_is_computed(source: Source) -> None:
     """Those that are marked so in the file handed to us."""

@@ -55,6 +55,7 @@ def sheet_file(path: Path, factor: float) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_leads_are_those_of_the_run_priced_again_with_the_changed_file(tmp_path: Path) -> None:
     """The other road: the sheet's file with that figure changed, and `--rederive` with it."""
     (tmp_path / "plan.toml").write_text(PLAN)

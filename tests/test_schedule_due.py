@@ -158,6 +158,7 @@ ENTRIES = (
 STEPS = (timedelta(minutes=-7), timedelta(hours=-5), timedelta(days=-3), timedelta(hours=5), timedelta(days=40))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=6,
     phases=[Phase.explicit, Phase.generate],

@@ -144,6 +144,7 @@ def test_cells_are_counted_before_any_is_built_and_other_problems_are_told_besid
     assert draft.plan.cells == ()
 
 
+@pytest.mark.slow
 def test_more_digits_than_python_prints_are_many_cells_too() -> None:
     sweep = {f"engine.key{i}": [1, 2] for i in range(16_000)}
     (line,) = (p for p in draft_plan(raw_plan(sweep=sweep)).problems if p.startswith("sweep: "))

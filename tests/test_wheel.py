@@ -124,6 +124,7 @@ def files_of(installed: Installed) -> set[Path]:
     return {p for p in (installed.folder / "env").rglob("*") if "__pycache__" not in p.parts}
 
 
+@pytest.mark.slow
 def test_the_first_plan_measures_a_model_folder_of_the_user(installed: Installed) -> None:
     model = copy_bundled(installed.folder / "Modelle" / "mein Modell ü")
     told = installed.joulebench("init", "mein Plan.toml").stdout
