@@ -38,6 +38,7 @@ INTERPRETED = "computed by the interpreter"
 OF_TIME_ALONE = frozenset(
     {
         CONTENDED,
+        STOPPED,
         CORES_NOT_KEPT,
         CACHE_NOT_KNOWN,
         SERVER_BUSY,

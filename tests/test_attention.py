@@ -9,10 +9,11 @@ from typing import get_args
 import pytest
 import torch
 
-from engines.model.architecture import AttentionConfig, Span
+from engines.model.architecture import AttentionConfig
 from engines.model.attention import mix_values
 from engines.model.key_value_cache import view_of
 from engines.model.quantised import Arithmetic
+from engines.model.spans import Span
 
 pytestmark = pytest.mark.numbers
 

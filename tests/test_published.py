@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.model.architecture import GatedUnit, NormConfig, RouterConfig, SharedExpertConfig, Span, Temperature
+from engines.model.architecture import GatedUnit, NormConfig, RouterConfig, SharedExpertConfig, Temperature
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
 from engines.model.model_config import ModelConfig, parse_model_config
+from engines.model.spans import Span
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.techniques.presets import dropless
 from tests.fakes import deepseek_v1

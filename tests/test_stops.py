@@ -18,7 +18,7 @@ from harness.opening import open_run
 from harness.plan import build_plan
 from harness.progress import PlainProgress
 from harness.runner import Runner
-from results.cells import STOPPED
+from results.cells import STOPPED, answering
 from results.environments import Conditions
 from results.store import Store
 from results.tables import tidy
@@ -60,6 +60,7 @@ def test_a_trial_in_which_it_was_stopped_is_marked_and_in_no_mean(tmp_path: Path
     assert [trial.marks for trial in data.trials] == [(STOPPED,), (), ()]
     e2e = tidy(data).query("metric == 'e2e'").to_dict("records")[0]
     assert (e2e["n"], e2e["reason"]) == (2, "1 of 3 trials left out (stopped)")
+    assert answering(data.trials) == list(data.trials), "its answers are no others for it"
 
 
 def test_a_real_stop_is_counted() -> None:

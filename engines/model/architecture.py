@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from engines.model.rope_config import RopeConfig
-from engines.model.spans import Span as Span
+from engines.model.spans import Span
 
 Activation = Literal["silu", "gelu_tanh"]
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from engines.errors import EngineError
 from engines.kernels.decoder import CacheTable, cache_table, chunk_table
 from engines.kernels.tables import ChunkTable
-from engines.model.architecture import ModelConfig, Span
+from engines.model.architecture import ModelConfig
 from engines.model.rope import Turns
+from engines.model.spans import Span
 
 
 class KeyValueCache:

@@ -22,7 +22,6 @@ from engines.model.architecture import (
     NormConfig,
     RouterConfig,
     SharedExpertConfig,
-    Span,
     Temperature,
 )
 from engines.model.architecture import ModelConfig as ModelConfig
@@ -43,6 +42,7 @@ from engines.model.config_values import (
 )
 from engines.model.families import FAMILIES, Family, RouterFamily
 from engines.model.rope_config import read_rope, rope_table, yarn_amplitude
+from engines.model.spans import Span
 from engines.model.sparse_layers import sparse_layers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
