@@ -20,11 +20,11 @@ class Helpers {
  public:
   explicit Helpers(const Exchange& exchange) : exchange_(exchange) {
     sched_getaffinity(0, sizeof usable_, &usable_);
-    for (int64_t of = 0; of < exchange.n_ranks; of++) try {
+    try {
+      for (int64_t of = 0; of < exchange.n_ranks; of++)
         if (of != exchange.rank) threads_.emplace_back(&Helpers::attend, this, of);
-      } catch (const std::system_error&) {  // the system starts no more: nobody helps this rank there
-        break;
-      }
+    } catch (const std::system_error&) {  // the system starts no more: nobody helps the ranks that are left
+    }
     pool().expect_helpers(int(threads_.size()));
   }
 
