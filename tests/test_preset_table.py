@@ -43,7 +43,7 @@ LINES: dict[str, tuple[str, Line]] = {
     "blockwise": ("cpu", (on("cpu"), {"kind": "blocks"}, NOTHING)),
     "dropping": (
         "cpu",
-        (on("cpu"), {"kind": "capacity", "overflow": "order", "renormalise_survivors": True}, NOTHING),
+        (on("cpu"), {"kind": "capacity", "overflow": "order", "renormalise_survivors": "model"}, NOTHING),
     ),
     "selective": ("cpu", (on("cpu"), {"kind": "selective"}, NOTHING)),
     "all-experts": ("cpu", (on("cpu"), {"kind": "all_experts"}, NOTHING)),

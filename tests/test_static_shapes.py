@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,12 +15,14 @@ from hypothesis import strategies as st
 
 from engines.calls import Calls
 from engines.dispatch import DispatchPlan, Routing
+from engines.model.architecture import RouterConfig
 from engines.pricing.priced_step import PricedStep
 from engines.pricing.published_shapes import PHI_3_5_MOE
 from engines.pricing.schedule import operations
-from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
+from engines.techniques.context import BuildContext, ChunkPhase, HasModel, LayerInput, ModelSizes
 from engines.techniques.layout.blocks import intensity, n_blocks
 from engines.techniques.parameters import CustomParameters
+from engines.techniques.presets import preset_parameters
 from tests.techniques import built
 
 pytestmark = pytest.mark.numbers
@@ -183,6 +187,30 @@ def test_dropping_drops_what_the_rule_drops(choices: list[list[int]], factor: fl
     weights = np.random.default_rng(seed).uniform(0.1, 1, (len(choices), 2)).tolist()
     plan = planned("dropping", routed(choices, 6, weights), factor=factor)
     assert kept_of(plan) == pytest.approx(dropped_slowly(choices, weights, factor), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("router", "asked", "left"),
+    [
+        (RouterConfig("softmax", 2, normalise=True), "model", 0.8),
+        (RouterConfig("softmax of chosen", 2), "model", 0.8),
+        (RouterConfig("softmax", 2), "model", 0.2),
+        (RouterConfig("sparsemixer", 2), "model", 0.2),
+        (RouterConfig("softmax", 2), True, 0.8),
+        (RouterConfig("softmax", 2, normalise=True), False, 0.2),
+    ],
+)
+def test_survivors_are_scaled_where_the_routers_weights_add_up(
+    router: RouterConfig, asked: bool | str, left: float
+) -> None:
+    """C = ceil(1.25 x 3 x 2 / 4) = 2: the third token loses expert 0, and keeps expert 3 with 0.2 of 0.6 + 0.2."""
+    routing = routed([[0, 1], [0, 2], [0, 3]], 4, [[0.6, 0.2]] * 3)
+    moe = SimpleNamespace(router=router, sparse_layers=(0,))
+    model = cast(HasModel, SimpleNamespace(config=SimpleNamespace(moe=moe)))
+    parameters = preset_parameters("dropping").model_validate({"renormalise_survivors": asked})
+    plan = parameters.build(BuildContext(3, model=model)).plan(LayerInput(0, "prefill", routing))
+    kept = {(0, 0): 0.6, (0, 1): 0.2, (1, 0): 0.6, (1, 2): 0.2, (2, 3): left}
+    assert kept_of(plan) == pytest.approx(kept, rel=1e-6)
 
 
 def test_a_factor_of_experts_over_choices_never_drops() -> None:

@@ -107,6 +107,11 @@ class RouterConfig:
     """A bias on the scores that steers the choice and not the weights (DeepSeek-V3 §2.1.2)."""
     jitter: float = 0.0
 
+    @property
+    def weights_add_up(self) -> bool:
+        """Whether a token's weights add up to the same for every token: to 1, times the scale."""
+        return self.normalise or self.scoring == "softmax of chosen"
+
 
 @dataclass(frozen=True)
 class SharedExpertConfig:

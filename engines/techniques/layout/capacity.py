@@ -1,8 +1,9 @@
 """One capacity for all experts.
 
 Sources: NPUMoE (000), Table 2 and §5.7: "base" has one fixed shape, Core ML naive one that holds every load. The Neuron
-guide (004): dropping with a capacity factor, C = min(T, ceil(T K cf / E)); which pairs go (those of later tokens) and
-that the weights of the others are scaled up is read in its reference code.
+guide (004): dropping with a capacity factor, C = min(T, ceil(T K cf / E)). Which pairs go (those of later tokens) is
+read in its reference code, and that the weights of the others are made to add up again where the router's are
+(`normalize_top_k_affinities`), and else stay as they are.
 
 Rules that the sources leave open, as built here:
 - `of = "chunk"` freezes the shape on the prefill chunk, for short chunks and decoding too; `of = "tokens"` follows the
@@ -47,7 +48,9 @@ class CapacityParameters(Record):
     decode_graphs: Literal["same", "single"] = "same"
     """Under rows = "max": the prefill's graph or one of one row. A capacity other than that is the same anyway."""
     overflow: Overflow = "order"
-    renormalise_survivors: bool = True
+    renormalise_survivors: bool | Literal["model"] = "model"
+    """Whether what is left of a token's weights is scaled to their sum before the drop; "model": where the router makes
+    its weights add up."""
 
     @model_validator(mode="after")
     def _holds_what_it_must(self) -> CapacityParameters:
@@ -79,7 +82,7 @@ class Capacity:
         self._top_k = context.sizes.top_k if context.sizes is not None else 1
         self.overflow: Overflow = "none" if parameters.rows == "max" else parameters.overflow
         self.may_overflow = not self._holds_all_of_a_chunk(context)
-        self.renormalise = parameters.renormalise_survivors
+        self.renormalise = _renormalises(parameters, context)
         self.keeps_graphs = parameters.rows == "max" and parameters.decode_graphs == "same"
         self.asks = Asks(counts=True) if self.keeps_graphs else NOTHING
 
@@ -123,6 +126,13 @@ class Capacity:
         if self.keeps_graphs:
             return None
         return DecodeLayout((self.capacity(1, self._top_k, n_experts, busiest=1),) * n_experts)
+
+
+def _renormalises(parameters: CapacityParameters, context: BuildContext) -> bool:
+    if parameters.renormalise_survivors != "model":
+        return parameters.renormalise_survivors
+    moe = None if context.model is None else context.model.config.moe
+    return moe is None or moe.router.weights_add_up  # without a model there are no weights
 
 
 def rounded_up(rows: int | Fraction, align: int) -> int:
