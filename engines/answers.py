@@ -96,7 +96,7 @@ class Generation:
         self.end_s: float | None = None
         self._tokenizer = tokenizer
         self._generator = torch.Generator().manual_seed(request.sampling.seed)
-        self._stops = StopStrings(request.stop, tokenizer.decode)
+        self._stops = StopStrings(request.stop, tokenizer.spell)
         self._times_s: list[float] = []
         self._remedy = limits.remedy
 
@@ -220,17 +220,18 @@ def answer_to(request: Request, tokenizer: Tokenizer, limits: Limits) -> Answer:
 class StopStrings:
     """Ends a generation at a string, and cuts the text before it as lm-eval does."""
 
-    def __init__(self, stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, stops: Sequence[str], spell: Callable[[Sequence[int]], str]) -> None:
+        """spell: the text of tokens with special ones, which may be what a string names (`<|im_end|>`)."""
         self._stops = tuple(stop for stop in stops if stop)
-        self._decode = decode
-        # A token that shows is at least a byte long, so a stop string just completed lies in this many tokens; the rest
-        # is slack for special tokens, which do not show. Searching a tail keeps the step's cost independent of length.
+        self._spell = spell
+        # A token is at least a byte long, so a stop string just completed lies in this many tokens; the rest is slack
+        # for tokens that show nothing. Searching a tail keeps the step's cost independent of length.
         self._tail = max((len(stop.encode()) for stop in self._stops), default=0) + 8
 
     def reached(self, token_ids: Sequence[int]) -> bool:
         if not self._stops:
             return False
-        tail = self._decode(token_ids[-self._tail :])
+        tail = self._spell(token_ids[-self._tail :])
         return any(stop in tail for stop in self._stops)
 
     def cut(self, text: str) -> str:

@@ -20,6 +20,7 @@ from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import Form, Quantisation, store
 from engines.reference import ReferenceEngine
+from engines.sampling import token_probabilities
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.fakes.random_models import write_random_model
@@ -69,6 +70,68 @@ def test_an_answer_ends_at_the_models_end_tokens_and_at_the_tokenizers_own(end: 
     (theirs,) = texts_of_hf(pair.hf, [PROMPT], {"until": ["@@"], "max_gen_toks": N_NEW_TOKENS})
     assert completion.text == theirs
     assert completion.token_ids == (*free.token_ids[:4], end)
+
+
+def show_as_text(folder: Path, token: int) -> None:
+    """The tokenizer does not call it special any more."""
+    file = json.loads((folder / "tokenizer.json").read_text())
+    next(one for one in file["added_tokens"] if one["id"] == token)["special"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+
+
+def recorded(pair: Pair, **generation: Any) -> Request:
+    """The request that lm-eval's generation settings make of `PROMPT`."""
+    from lm_eval.api.instance import Instance
+
+    from workloads.lm_eval_models import RecordingLM
+
+    model = RecordingLM(pair.engine.tokenizer, {"t": ["q"]}, None)
+    metadata = ("t", 0, 1)
+    model.generate_until([Instance("generate_until", {}, (PROMPT, generation), 0, metadata=metadata)])
+    return model.recorded["q"]
+
+
+@pytest.mark.parametrize("until", [["@@", "<|user|>"], ["<|user|>", " "], ["app&<|user|>"]], ids=str)
+def test_an_answer_ends_at_a_special_token_that_a_task_stops_at(until: list[str], tmp_path: Path) -> None:
+    """GSM8K's own list has <|im_end|>, which a base model may write and end on another token."""
+    write_random_model(tmp_path, "qwen3-moe")
+    fifth = ours(load_pair(tmp_path).engine, PROMPT).token_ids[4]
+    swap_rows_of_the_head(tmp_path, fifth, 1)
+    pair = load_pair(tmp_path)
+    completion = pair.engine.run(recorded(pair, until=until, max_gen_toks=N_NEW_TOKENS), lambda event, at_s: None)
+    (theirs,) = texts_of_hf(pair.hf, [PROMPT], {"until": until, "max_gen_toks": N_NEW_TOKENS})
+    assert completion.text == theirs
+    assert completion.token_ids[-1] == 1 or " " in until
+
+
+def test_an_end_token_that_shows_is_cut_off_as_in_lm_eval(tmp_path: Path) -> None:
+    write_random_model(tmp_path, "qwen3-moe")
+    fifth = ours(load_pair(tmp_path).engine, PROMPT).token_ids[4]
+    swap_rows_of_the_head(tmp_path, fifth, 0)
+    show_as_text(tmp_path, 0)
+    pair = load_pair(tmp_path)
+    completion = pair.engine.run(recorded(pair, until=["@@"], max_gen_toks=N_NEW_TOKENS), lambda event, at_s: None)
+    (theirs,) = texts_of_hf(pair.hf, [PROMPT], {"until": ["@@"], "max_gen_toks": N_NEW_TOKENS})
+    assert completion.text == theirs
+    assert completion.token_ids[-1] == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"temperature": 0.8, "top_p": 0.9}, {"top_k": 5}])
+def test_a_task_that_samples_draws_as_lm_evals_model_does(settings: dict[str, Any], pair: Pair) -> None:
+    """What it does not state is transformers' default, 50 likeliest tokens among it."""
+    n = 4000
+    request = recorded(pair, do_sample=True, until=["@@"], max_gen_toks=1, **settings)
+    prompt = torch.tensor([request.prompt_ids])
+    torch.manual_seed(3)
+    with torch.inference_mode():
+        logits = pair.hf.model(prompt).logits[0, -1]
+        drawn = pair.hf.model.generate(
+            prompt.expand(n, -1), do_sample=True, max_new_tokens=1, pad_token_id=0, **settings
+        )[:, -1]
+    shares = torch.bincount(drawn, minlength=len(logits)) / n
+    expected = token_probabilities(logits, request.sampling)
+    # Half the sum of errors: of k tokens alike, sqrt(k / (2 pi n)) is expected, 0.045 of 50.
+    assert float((shares - expected).abs().sum() / 2) < 0.07
 
 
 def begin_with_a_token(folder: Path) -> None:

@@ -5,9 +5,10 @@ Imports lm-eval at the top (a second and more), so this module is itself importe
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from lm_eval.api.model import LM, TemplateLM
@@ -17,6 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from results.records import Completion, Request, Sampling
 from workloads.base import Tokenizer, WorkloadError
 
+TOP_K_OF_TRANSFORMERS = 50
 SampleIds = Mapping[str, Sequence[str]]
 """By task: what its asked documents are called, in their order."""
 
@@ -115,18 +117,26 @@ class RecordingLM(TemplateLM):  # type: ignore[misc]
             continuation_ids=tuple(continuation_ids),
         )
 
+    @cached_property
+    def _shown_end(self) -> tuple[str, ...]:
+        """lm-eval's `hf` cuts a text at the end token's, which shows where the tokenizer does not call it special."""
+        own = self._tokenizer.eos_token_ids[:1]
+        return tuple(filter(None, [self._tokenizer.decode(list(own))])) if own else ()
+
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
         n_asked: Counter[str] = Counter()
         for instance in requests:
             context, settings = instance.args
             sample_id = _sample_id(self._sample_ids, instance)
             name = _generation_id(instance, sample_id, n_asked[sample_id])
+            asked = _generation(settings, sample_id, seed=_seed(name))
+            asked["stop"] = tuple(dict.fromkeys((*asked["stop"], *self._shown_end)))
             self.recorded[name] = Request(
                 request_id=name,
                 sample_id=sample_id,
                 kind="generate",
                 prompt_ids=tuple(self.tok_encode(context)),
-                **_generation(settings, sample_id, seed=n_asked[sample_id]),
+                **asked,
             )
             n_asked[sample_id] += 1
         return [""] * len(requests)
@@ -135,12 +145,12 @@ class RecordingLM(TemplateLM):  # type: ignore[misc]
 def _generation(settings: Mapping[str, Any], sample_id: str, seed: int) -> dict[str, Any]:
     """lm-eval's generation settings as fields of a request. 256 new tokens where a task says none, as its `hf` model.
 
-    seed: of the draws, where the task samples; the second generation for a sample is another one than the first.
+    seed: of the draws, where the task samples.
     """
     left = dict(normalize_gen_kwargs(dict(settings)))
-    # Sampling at no stated temperature is transformers' default, 1.
+    # What a task that samples does not state is transformers' default.
     temperature = left.pop("temperature", 1.0) if left.pop("do_sample") else left.pop("temperature", 0.0)
-    top_p, top_k = left.pop("top_p", 1.0), left.pop("top_k", 0)
+    top_p, top_k = left.pop("top_p", 1.0), left.pop("top_k", TOP_K_OF_TRANSFORMERS)
     fields = {"max_new_tokens": left.pop("max_gen_toks"), "stop": tuple(left.pop("until"))}
     if left:
         raise WorkloadError(
@@ -150,6 +160,12 @@ def _generation(settings: Mapping[str, Any], sample_id: str, seed: int) -> dict[
     if temperature:
         fields["sampling"] = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     return fields
+
+
+def _seed(name: str) -> int:
+    """Of each request its own: with one seed the same tokens would be favoured in all samples, whose draws must be
+    independent for their mean to have the error that is told."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
 
 
 class AnsweringLM(LM):  # type: ignore[misc]

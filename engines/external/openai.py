@@ -245,7 +245,7 @@ class OpenAIEngine:
             end_s=end_s,
             token_ids=tokens.token_ids,
             token_times_s=tokens.times_s,
-            text=StopStrings(request.stop, self.tokenizer.decode).cut(streamed.text),
+            text=StopStrings(request.stop, self.tokenizer.spell).cut(streamed.text),
         )
 
     def _check_asked(self, request: Request, streamed: Streamed) -> None:

@@ -97,6 +97,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, with special tokens written out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
     @property
     def has_chat_template(self) -> bool:
         """Whether the model brought one of its own."""
