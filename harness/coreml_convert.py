@@ -21,6 +21,7 @@ from engines.coreml.conversion import Conversion, is_there
 from engines.coreml.manifest import Manifest, PackagePlan
 from engines.coreml.sums import Digests, damage, read_now
 from engines.errors import EngineError
+from results.units import told_apart, with_prefix
 
 LOCK, WORK = ".convert.lock", ".work"
 SPARE_BYTES = 256 << 20
@@ -103,10 +104,10 @@ def convert_all(
                     conversion.convert(package, folder)
                 except RuntimeError as error:
                     # coremltools' writer in C++ tells so that the disk is full.
-                    free = shutil.disk_usage(folder).free
+                    free = with_prefix(shutil.disk_usage(folder).free, "B", digits=3)
                     raise NoSpaceError(
                         f"{folder}: {package.path} cannot be written ({' '.join(str(error).split())};"
-                        f" {free / 1e9:.3g} GB are free); finished packages are kept, the same command goes on"
+                        f" {free} are free); finished packages are kept, the same command goes on"
                     ) from error
                 clear()
                 following.done(package, time.monotonic() - from_s)
@@ -129,9 +130,10 @@ def check_room(folder: Path, packages: list[PackagePlan]) -> None:
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     needed, free = needed_bytes(packages), shutil.disk_usage(existing).free
     if free < needed:
+        needs, has = told_apart(needed, free)
         raise NoSpaceError(
-            f"{folder}: {needed / 1e9:.3g} GB are needed for {len(packages)} packages and {free / 1e9:.3g} GB are"
-            " free; make room, or name a folder on another disk"
+            f"{folder}: {needs} are needed for {len(packages)} packages and {has} are free; make room, or name a folder"
+            " on another disk"
         )
 
 

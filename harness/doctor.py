@@ -259,15 +259,7 @@ def _condition_checks(conditions: Sequence[Conditions], meters: Sequence[Meter])
             if any(throttled)
             else None,
         )
-    policies = dict.fromkeys(c.cpu_policy for c in conditions if c.cpu_policy is not None)
-    if policies:
-        has_changed = len(policies) > 1
-        yield Check(
-            name="clock limits",
-            ok=not has_changed,
-            found=" then ".join("; ".join(policy) for policy in policies),
-            remedy="end what sets them (a power daemon, a charger that comes and goes)" if has_changed else None,
-        )
+    yield from _limit_checks(conditions)
     start_c = conditions[0].temperature_c
     if start_c is not None:
         hot = start_c >= HOT_C
@@ -278,6 +270,28 @@ def _condition_checks(conditions: Sequence[Conditions], meters: Sequence[Meter])
             remedy=f"idle above {HOT_C:g} degC: look for a load or a dusty cooler" if hot else None,
         )
     yield from _phone_checks(conditions)
+
+
+def _limit_checks(conditions: Sequence[Conditions]) -> Iterator[Check]:
+    """Of what the owner lets processors do, and who else computes on the GPUs."""
+    by_name = {
+        "clock limits": [c.cpu_policy for c in conditions],
+        "GPU power limits": [c.gpu_limits for c in conditions],
+    }
+    for name, seen in by_name.items():
+        limits = dict.fromkeys(words for words in seen if words is not None)
+        if limits:
+            has_changed = len(limits) > 1
+            yield Check(
+                name=name,
+                ok=not has_changed,
+                found=" then ".join("; ".join(words) for words in limits),
+                remedy="end what sets them (a power daemon, a charger that comes and goes)" if has_changed else None,
+            )
+    others = dict.fromkeys(words for c in conditions for words in c.gpu_others or ())
+    if any(c.gpu_others is not None for c in conditions):
+        remedy = "end them: they slow an engine down, and their joules are in every window" if others else None
+        yield Check(name="others on the GPU", ok=not others, found=", ".join(others) or "none", remedy=remedy)
 
 
 def _thermal_words(conditions: Sequence[Conditions]) -> str:

@@ -16,6 +16,7 @@ from engines.errors import EngineError
 from engines.fidelity import divergence, keep_log_probabilities
 from harness.session import ArmScores
 from results.records import Request
+from results.units import told_apart
 from workloads.base import ComparesDistributions
 
 
@@ -37,9 +38,10 @@ class KeptDistributions:
             needed = 4 * vocabulary_rows * sum(len(r.continuation_ids) for r in requests)
             free = shutil.disk_usage(folder).free
             if needed > free:
+                needs, has = told_apart(needed, free)
                 raise EngineError(
-                    f"the reference's distributions need {needed / 1e9:.1f} GB in {folder}, {free / 1e9:.1f} GB are "
-                    "free; lower limit or length, or name a larger folder in TMPDIR"
+                    f"the reference's distributions need {needs} in {folder}, {has} are free; lower limit or"
+                    " length, or name a larger folder in TMPDIR"
                 )
             engine = build()
             files = [folder / f"{len(self._files)}-{i}" for i in range(len(requests))]

@@ -25,6 +25,7 @@ from harness.model_specs import ModelSpec
 from harness.run_parts import expert_memory
 from harness.schema import EngineSpec
 from harness.technique_problems import sizes_there
+from results.units import told_apart, with_prefix
 
 
 def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
@@ -186,10 +187,8 @@ def slot_problems(
         return
     there = usable_memory()
     if _is_here(engine.spec, devices) and n_bytes > there.n_bytes:
-        yield (
-            f"engine {engine.label}:{given} {loading.n_held} experts take {_size(n_bytes)}, and"
-            f" {there.told(_size(there.n_bytes))}; give fewer"
-        )
+        take, has = told_apart(n_bytes, there.n_bytes)
+        yield f"engine {engine.label}:{given} {loading.n_held} experts take {take}, and {there.told(has)}; give fewer"
 
 
 def _is_here(engine: EngineSpec, devices: Sequence[DeviceSpec]) -> bool:
@@ -210,10 +209,10 @@ def together_warning(
     there, in_all = usable_memory(), sum(taken.values())
     if in_all <= there.n_bytes or any(n_bytes > there.n_bytes for n_bytes in taken.values()):
         return None
+    take, has = told_apart(in_all, there.n_bytes)
     return (
-        f"engines {', '.join(taken)}: their experts together take {_size(in_all)}, and"
-        f" {there.told(_size(there.n_bytes))}; all arms of a run keep them to its end: give each less, or run them one"
-        " by one"
+        f"engines {', '.join(taken)}: their experts together take {take}, and {there.told(has)}; all arms of a run keep"
+        " them to its end: give each less, or run them one by one"
     )
 
 
@@ -232,10 +231,10 @@ def weights_warning(
     there = usable_memory()
     if n_bytes <= there.n_bytes:
         return None
+    take, has = told_apart(n_bytes, there.n_bytes)
     return (
-        f"engine {engine.label}: its weights take {_size(n_bytes)}, and {there.told(_size(there.n_bytes))}: the"
-        " system ends the run, or reads them from the disk again and again; narrow them (quantise), or take a cache"
-        " of experts (lru)"
+        f"engine {engine.label}: its weights take {take}, and {there.told(has)}: the system ends the run, or reads them"
+        " from the disk again and again; narrow them (quantise), or take a cache of experts (lru)"
     )
 
 
@@ -256,7 +255,7 @@ def unlimited_warning(engine: Part[EngineSpec], model: ModelSpec, facts: Checkpo
     )
     return (
         f"engine {engine.label}: expert_memory {loading.memory.n_bytes} bytes would hold all {n_all} experts, which"
-        f" take {needed} ({_size(needed)}) in slots of {form}: {does}; is less meant for {name}?"
+        f" take {needed} ({with_prefix(needed, 'B', digits=3)}) in slots of {form}: {does}; is less meant for {name}?"
     )
 
 
@@ -266,11 +265,7 @@ def _with_bytes(error: EngineError, slot_bytes: int) -> str:
         return str(error)
     n_bytes = error.n_needed * slot_bytes
     instead = f", or {error.instead}" if error.instead else ""
-    return f"{error.what}; write expert_memory = {n_bytes} ({_size(n_bytes)}) or more{instead}"
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.3g} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.3g} MB"
+    return f"{error.what}; write expert_memory = {n_bytes} ({with_prefix(n_bytes, 'B', digits=3)}) or more{instead}"
 
 
 def kept_problems(
@@ -304,10 +299,8 @@ def not_kept(engine: EngineSpec, sizes: ModelSizes, device: DeviceSpec) -> str |
     on_sheet = f" on {device.name}{f' as {device.priced_as}' if device.priced_as else ''}" if device.is_modelled else ""
     held = sheet_of(device).capacity_bytes("gpu") if device.is_modelled else None
     if n_bytes is not None and held is not None and n_bytes > held:
-        return (
-            f"expert_memory {n_bytes} bytes are {n_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds"
-            f" {held / 1e9:.1f} GB; lower it"
-        )
+        asked, holds = told_apart(n_bytes, held)
+        return f"expert_memory {n_bytes} bytes are {asked}, and the GPU of {device.name} holds {holds}; lower it"
     try:
         n_slots, n = _kept(move, sizes, None if n_bytes is None else n_bytes // sizes.expert_bytes)
     except EngineError as error:
@@ -315,10 +308,11 @@ def not_kept(engine: EngineSpec, sizes: ModelSizes, device: DeviceSpec) -> str |
         return f"{given}{_with_bytes(error, sizes.expert_bytes)}"
     if held is None or n * sizes.expert_bytes <= held:
         return None
+    asked, holds = told_apart(n * sizes.expert_bytes, held)
     default = "" if move.slots is not None or n_bytes is not None else ", as many as a token chooses,"
     return (
         f"slots = {n_slots}{default} in each of {sizes.n_sparse_layers} layers are {n} experts,"
-        f" {n * sizes.expert_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds {held / 1e9:.1f} GB;"
+        f" {asked}, and the GPU of {device.name} holds {holds};"
         f" {'give fewer slots' if default else 'lower it'}"
     )
 

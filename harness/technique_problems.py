@@ -30,7 +30,7 @@ from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.problems import nearest
 from harness.schema import EngineSpec
-from results.units import format_share
+from results.units import format_share, told_apart
 
 PRICED = "a modelled device"
 MEASURED = "the host"
@@ -195,12 +195,12 @@ def too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device:
     n = choices.move.gpu_slots * sizes.n_sparse_layers / own.n_sparse_layers
     if n * sizes.expert_bytes <= held:
         return None
-    given, are = f"gpu_slots = {choices.move.gpu_slots}", f"{n * sizes.expert_bytes / 1e9:.1f} GB"
+    given, (are, holds) = f"gpu_slots = {choices.move.gpu_slots}", told_apart(n * sizes.expert_bytes, held)
     if own.n_sparse_layers == sizes.n_sparse_layers:
         told = f"{given} experts are {are}"
     else:
         told = f"{given} of {own.n_sparse_layers} layers are {n:.0f} of {sizes.n_sparse_layers}, {are}"
-    return f"{told}, and the GPU of {device.name} holds {held / 1e9:.1f} GB; lower it"
+    return f"{told}, and the GPU of {device.name} holds {holds}; lower it"
 
 
 def _graph_problem(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str | None:

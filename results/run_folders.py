@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from results.database import StoreError
+from results.units import told_apart
 
 FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 """A run does not start, and a trial is not written, with less room than this on the disk."""
@@ -21,10 +22,8 @@ def check_free_space(directory: Path, is_begun: bool = False) -> None:
     # What has no bytes at all is no disk (/proc, /sys), or does not tell: whoever writes there hears why it cannot be.
     remedy = "and go on with --resume" if is_begun else "or name a folder on another disk with --out"
     if room.total and os.access(existing, os.W_OK) and room.free < FREE_BYTES_NEEDED:
-        raise StoreError(
-            f"only {room.free / 1e6:.0f} MB are free on the disk of {directory}, {FREE_BYTES_NEEDED / 1e6:.0f} MB are"
-            f" needed; make room {remedy}"
-        )
+        free, needed = told_apart(room.free, FREE_BYTES_NEEDED)
+        raise StoreError(f"only {free} are free on the disk of {directory}, {needed} are needed; make room {remedy}")
 
 
 def check_can_be_made(directory: Path) -> None:

@@ -44,6 +44,12 @@ def with_prefix(value: float, unit: str, digits: int = 6) -> str:
     return f"{value / 10.0**exponent:.{digits}g} {dict(_PREFIXES)[exponent]}{unit}"
 
 
+def told_apart(first: float, second: float, unit: str = "B") -> tuple[str, str]:
+    """Both with a prefix, and with as many digits as show which is the larger: "67.1 MB" and "67.11 MB"."""
+    told = [(with_prefix(first, unit, digits), with_prefix(second, unit, digits)) for digits in range(3, 16)]
+    return next(((a, b) for a, b in told if a != b), told[0])
+
+
 def format_number(value: float, uncertainty: float | None = None) -> str:
     """A number in the unit of its column, with its standard uncertainty or half interval where known."""
     if uncertainty is None:

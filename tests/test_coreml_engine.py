@@ -80,7 +80,7 @@ def test_a_plan_that_converts_looks_for_room_first(
     monkeypatch.setattr("harness.coreml_convert.SPARE_BYTES", 10**18)
     (trial,) = trials(tmp_path / "run", model=MODEL, engine=[INTERPRETER], workload=[BOOLQ], protocol=QUICK)
     assert trial.failure is not None
-    assert "1e+09 GB are needed for" in trial.failure.error
+    assert "1e+06 TB are needed for" in trial.failure.error
     assert "are free; make room" in trial.failure.error
     assert not list(state.rglob("*.mlpackage"))
 

@@ -215,6 +215,25 @@ def test_the_rules_of_a_hosts_clocks_are_told_and_a_change_is_a_fault() -> None:
     assert "clock limits" not in {c.name for c in examined(Device(machine)).checks}
 
 
+def test_power_limits_of_gpus_are_told_and_a_change_or_other_programs_are_a_fault() -> None:
+    machine = Machine()
+    device = Device(machine, Meter(machine))
+    device.more_conditions = {"gpu_limits": ("gpu0: 300 W", "gpu1: 250 W"), "gpu_others": ()}
+    found = examined(device)
+    limits, others = check(found, "GPU power limits"), check(found, "others on the GPU")
+    assert (limits.ok, limits.found) == (True, "gpu0: 300 W; gpu1: 250 W")
+    assert (others.ok, others.found) == (True, "none")
+    device.more_conditions = {"gpu_others": ("gpu0: trainer (pid 7)",)}
+    others = check(examined(device), "others on the GPU")
+    assert (others.ok, others.found) == (False, "gpu0: trainer (pid 7)")
+    limits_w = iter((("gpu0: 300 W",), ("gpu0: 200 W",)))
+    device.conditions = lambda: Conditions(at_s=machine.time_s, gpu_limits=next(limits_w))  # type: ignore[method-assign]
+    limits = check(examined(device), "GPU power limits")
+    assert (limits.ok, limits.found) == (False, "gpu0: 300 W then gpu0: 200 W")
+    names = {c.name for c in examined(Device(machine)).checks}
+    assert not names & {"GPU power limits", "others on the GPU"}
+
+
 def test_without_a_meter_each_says_why_it_is_none() -> None:
     machine = Machine()
     modelled = Meter(machine)

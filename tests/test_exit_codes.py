@@ -64,7 +64,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_a_device_is_opened(
         why = f"{above} cannot be written; name a folder that can be written with --out"
     if where == "full":
         monkeypatch.setattr("results.run_folders.FREE_BYTES_NEEDED", 1 << 62)
-        why = "MB are needed; make room or name a folder on another disk with --out"
+        why = "4.61e+06 TB are needed; make room or name a folder on another disk with --out"
     with pytest.raises(StoreError) as caught:
         open_run(build_plan(raw_plan()), above / "run", False, bench)
     assert why in str(caught.value)

@@ -317,24 +317,25 @@ def test_a_budget_that_holds_all_experts_is_told(name: str, does: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "n_experts"),
+    ("engine", "n_experts", "sizes"),
     [
-        (arm("lru", expert_memory="6MB"), 20),
-        (arm("lru", parameters={"slots": 5}), 20),
-        (arm("on-demand", expert_memory="6MB"), 20),
-        (arm("on-demand", expert_memory=ALL), 32),  # two buffers hold two layers and no more
+        (arm("lru", expert_memory="6MB"), 20, ("5.89824 MB", "5.898239 MB")),
+        (arm("lru", parameters={"slots": 5}), 20, ("5.89824 MB", "5.898239 MB")),
+        (arm("on-demand", expert_memory="6MB"), 20, ("5.89824 MB", "5.898239 MB")),
+        # Two buffers hold two layers and no more.
+        (arm("on-demand", expert_memory=ALL), 32, ("9.437184 MB", "9.437183 MB")),
     ],
 )
 def test_what_this_machine_cannot_hold_is_refused(
-    engine: dict[str, Any], n_experts: int, monkeypatch: pytest.MonkeyPatch
+    engine: dict[str, Any], n_experts: int, sizes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A byte is missing, and the two sizes show it."""
     taken = n_experts * slot_bytes(192, 128, "fp32")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=taken))
     assert checked(engine=[engine]).cells
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=taken - 1))
     (found,) = problems(engine=[engine])
-    size = f"{taken / 1e6:.3g} MB"
-    assert f" {n_experts} experts take {size}, and this machine has {size} of memory; give fewer" in found
+    assert f" {n_experts} experts take {sizes[0]}, and this machine has {sizes[1]} of memory; give fewer" in found
 
 
 def warnings_of(engines: list[dict[str, Any]], total: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
@@ -348,9 +349,7 @@ def test_arms_that_only_together_take_more_than_this_machine_has_are_told(monkey
     taken = 40 * slot_bytes(192, 128, "fp32")
     assert not warnings_of(arms, taken, monkeypatch)
     (found,) = warnings_of(arms, taken - 1, monkeypatch)
-    assert (
-        ": their experts together take 11.8 MB, and this machine has 11.8 MB of memory; all arms of a run keep" in found
-    )
+    assert ": their experts together take 11.79648 MB, and this machine has 11.796479 MB of memory; all arms" in found
 
 
 def test_a_model_that_is_larger_than_this_machine_is_told_of_arms_that_hold_it_whole(
@@ -361,7 +360,7 @@ def test_a_model_that_is_larger_than_this_machine_is_told_of_arms_that_hold_it_w
     whole, cached = DROPLESS, arm("lru", parameters={"slots": 5})
     assert not warnings_of([whole], n_bytes, monkeypatch)
     (found,) = warnings_of([whole, cached], n_bytes - 1, monkeypatch)
-    assert found.startswith("engine dropless: its weights take 22.9 MB, and this machine has 22.9 MB of memory: the")
+    assert found.startswith("engine dropless: its weights take 22.85568 MB, and this machine has 22.855679 MB of")
     assert not warnings_of([whole | {"quantise": {"experts": "int8"}}], n_bytes - 1, monkeypatch)
 
 

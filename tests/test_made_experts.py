@@ -238,11 +238,11 @@ def test_a_budget_that_holds_the_matrices_and_not_the_biases_is_one_line(folders
 
 
 def test_a_disk_without_room_for_made_experts_is_told_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4 layers of 16 experts in int8, 60 have room: 4 of 75,776 bytes lack it."""
+    """Of 4 layers of 16 experts in int8, 60 have room: 4 of 75,520 bytes lack it."""
     one = 2 * (128 * 192 + 128 * 4) + 192 * 128 + 192 * 4
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, 60 * one))  # type: ignore[attr-defined]
     with pytest.raises(
-        EngineError, match=r"they need 0\.0 GB there, and 0\.0 GB are free; give it room, or set TMPDIR"
+        EngineError, match=r"they need 4\.83 MB there, and 4\.53 MB are free; give it room, or set TMPDIR"
     ):
         load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, Quantisation(experts="int8"), experts_as_filed=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, 64 * one))  # type: ignore[attr-defined]

@@ -316,14 +316,14 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path) -> None
     ("technique", "memory", "words"),
     [
         # 128 x 48 x 9,437,184 are 58.0 GB.
-        ({"name": "ndp"}, "900TB", "expert_memory 900000000000000 bytes are 900000.0 GB"),
-        ({"name": "ndp", "slots": 128}, None, "slots = 128 in each of 48 layers are 6144 experts, 58.0 GB"),
+        ({"name": "ndp"}, "900TB", "expert_memory 900000000000000 bytes are 900 TB"),
+        ({"name": "ndp", "slots": 128}, None, "slots = 128 in each of 48 layers are 6144 experts, 58 GB"),
         (
             {"name": "lru", "slots": 128, "unit": "gpu", "backbone": "gpu"},
             None,
-            "slots = 128 in each of 48 layers are 6144 experts, 58.0 GB",
+            "slots = 128 in each of 48 layers are 6144 experts, 58 GB",
         ),
-        ({"name": "fiddler", "gpu_slots": 6144}, None, "gpu_slots = 6144 experts are 58.0 GB"),
+        ({"name": "fiddler", "gpu_slots": 6144}, None, "gpu_slots = 6144 experts are 58 GB"),
     ],
 )
 def test_what_a_gpu_keeps_fits_into_its_memory(technique: Raw, memory: str | None, words: str) -> None:

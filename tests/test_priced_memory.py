@@ -54,7 +54,8 @@ def prefetching(memory: str | None = None, **technique: object) -> dict[str, obj
         # 16 GiB and one byte
         (
             prefetching("17179869185"),
-            "expert_memory 17179869185 bytes are 17.2 GB, and the GPU of model:rtx5080-ndp holds 17.2 GB; lower it",
+            "expert_memory 17179869185 bytes are 17.17986919 GB, and the GPU of model:rtx5080-ndp holds"
+            " 17.17986918 GB; lower it",
         ),
         (
             prefetching("6GB", slots=2),

@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_an_unfinished_run_due(tmp_path: Path, state: Path, m
         full.setattr("results.run_folders.FREE_BYTES_NEEDED", 1 << 62)
         [happened] = run_due(book, RealWorld(state, book, lambda text: None), lambda one: None)
     assert (happened.kind, happened.code) == ("failed", 7)
-    assert "MB are free on the disk of" in happened.words
+    assert "4.61e+06 TB are needed; make room and go on with --resume" in happened.words
     progress = book.read("small").progress
     assert progress.unfinished is not None
     assert progress.unfinished == begun.model_copy(update={"begun_at": progress.unfinished.begun_at})

@@ -165,7 +165,7 @@ def test_times_of_copies_and_waits_are_the_devices() -> None:
 def test_memory_that_cannot_be_pinned_is_one_line() -> None:
     """Of four layers of sixteen experts two fit."""
     streams = NotedStreams(pinned_bytes=2 * 16 * EXPERT * BF16)
-    told = r"the experts take 0\.0 GB, and so much .*cannot be pinned for cpu \(out of memory: pin_memory\); free some"
+    told = r"the experts take 9\.44 MB, and so much .*cannot be pinned for cpu \(out of memory: pin_memory\); free some"
     with pytest.raises(EngineError, match=told):
         engine("on-demand", Noted(ROOM["all"], "bf16", streams=streams))
 

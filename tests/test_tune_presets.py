@@ -183,6 +183,19 @@ def test_figures_of_a_session_are_told_to_their_last_digit() -> None:
 
 def test_who_was_kept_out_is_not_said_to_have_not_been_raced() -> None:
     words = sentence(*raced((0, 2, 0), (0, 1, 0)))
-    assert "costs least of those of 1 candidate that are" in words
+    assert "(1, 2, 0) is the only candidate that was raced: " in words
     assert "2 left the search; their reasons stand with the candidates." in words
     assert "not raced" not in words
+
+
+def test_a_single_candidate_is_told_without_others_that_there_are_not() -> None:
+    """It cost least of those of 1 candidate, and no other of them may be better."""
+    speed, watts = FIGURE_5[1, 2, 0]
+    session, found = raced((0, 2, 0), (0, 1, 0))
+    (one,) = [one for one in found.result.standings if one.state != "failed"]
+    alone = replace(found, result=replace(found.result, standings=(one,)))
+    session = replace(session, space=replace(session.space, cells={one.arm: ()}), phases=(alone,))
+    assert sentence(session, alone) == (
+        f"Decoding: (1, 2, 0) is the only candidate that was raced: {1e5 * watts / speed:.0f} mJ/token (counter) at"
+        f" {speed} token/s."
+    )

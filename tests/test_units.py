@@ -20,6 +20,7 @@ from results.units import (
     format_quantity,
     si_scale,
     signed,
+    told_apart,
     uncertainty_digit,
     with_prefix,
 )
@@ -142,3 +143,9 @@ def test_a_figure_that_is_copied_keeps_its_digits() -> None:
     assert with_prefix(1.5007e-13, "s/FLOP") == "0.15007 ps/FLOP", "below the least prefix"
     assert with_prefix(999999.9, "W") == "1 MW", "as it is shown"
     assert with_prefix(0.0, "s") == "0 s"
+
+
+def test_two_sizes_of_which_one_is_larger_are_told_so_that_it_shows() -> None:
+    assert told_apart(4849664, 4546560) == ("4.85 MB", "4.55 MB")
+    assert told_apart(67104768, 67108864) == ("67.1 MB", "67.11 MB"), "67.1 MB both, with three digits"
+    assert told_apart(5e9, 5e9) == ("5 GB", "5 GB")

@@ -21,6 +21,7 @@ from engines.errors import EngineError
 from engines.model.experts import GatedWeights
 from engines.model.quantised import Matrix
 from engines.model.tensor_files import mapped
+from results.units import told_apart
 
 ALIGNMENT = 64
 """Bytes at which a tensor begins: a cache line, and what the kernels' widest loads ask."""
@@ -96,10 +97,10 @@ class MadeExperts:
         one = sum(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors_of(like))
         free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
         if self._n_left * one > free_bytes:
+            needed, free = told_apart(self._n_left * one, free_bytes)
             raise EngineError(
                 f"experts in another form than the checkpoint's are kept in a file in {tempfile.gettempdir()}: they"
-                f" need {self._n_left * one / 1e9:.1f} GB there, and {free_bytes / 1e9:.1f} GB are free; give it room,"
-                " or set TMPDIR to a folder that has it"
+                f" need {needed} there, and {free} are free; give it room, or set TMPDIR to a folder that has it"
             )
 
 

@@ -29,6 +29,7 @@ from engines.model.experts import ExpertWeights, GatedWeights
 from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors
 from engines.model.quantised import QuantisedMatrix
 from engines.model.tensor_files import give_back
+from results.units import with_prefix
 
 Event = Any
 """A place in one of the queues, as `Streams` tells it."""
@@ -108,8 +109,8 @@ class StreamCopier:
             return [None if layer is None else self._pinned(layer) for layer in layers]
         except RuntimeError as error:
             raise EngineError(
-                f"the experts take {n_bytes / 1e9:.1f} GB, and so much memory of this host cannot be pinned for"
-                f" {self.device} ({str(error).splitlines()[0]}); free some, raise the limit of locked memory"
+                f"the experts take {with_prefix(n_bytes, 'B', digits=3)}, and so much memory of this host cannot be"
+                f" pinned for {self.device} ({str(error).splitlines()[0]}); free some, raise the limit of locked memory"
                 " (ulimit -l), or compute on the CPU"
             ) from error
 

@@ -182,7 +182,9 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     counted = f"{n} candidate{'s' if n != 1 else ''}"
     method = session.cost_method(found)
     slower = f"{format_share(options.slowdown, '.6g')} slower than the fastest"
-    if options.objective == "latency":
+    if n == 1:
+        why = f"is the only candidate that was raced: {f'{energy} ({method}) at ' if energy else ''}{speed}"
+    elif options.objective == "latency":
         why = f"is the fastest of {n} at {speed}"
     elif options.objective == "pareto":
         why = (
@@ -207,17 +209,17 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
         why = f"is stage 1's fastest: no candidate was fast enough when it was probed; {energy} ({method}) at {speed}"
     n_rest = len(session.space.cells) - n - n_failed
     if options.is_once:
-        sure = "Each was probed once or twice, as source 002 does: how far noise decided is not known."
-    elif result.is_separated:
-        sure = "No other of them may be better by more than the indifference, with 95 % confidence."
+        sure = " Each was probed once or twice, as source 002 does: how far noise decided is not known."
+    elif n == 1 or result.is_separated:
+        sure = "" if n == 1 else " No other of them may be better by more than the indifference, with 95 % confidence."
         if n_rest:
             sure += f" Nothing is claimed of the other {n_rest} that there are: they were not raced."
     else:
         open_ones = [names[one.arm] for one in result.standings if one.state in ("undecided", "as good")]
         told = f" ({', '.join(open_ones[:4])})" if open_ones else ""
-        sure = f"Not certain: {result.n_probes} probes were spent before all others were told apart{told}."
+        sure = f" Not certain: {result.n_probes} probes were spent before all others were told apart{told}."
     if n_failed:
         sure += f" {n_failed} left the search; their reasons stand with the candidates."
     if found.method == "modelled" and options.needs_joules and session.time_method == "measured":
         sure += " The joules are modelled from CPU time, and a meter may say otherwise."
-    return f"{DOES[found.phase].capitalize()}: {names[result.chosen]} {why}. {sure}"
+    return f"{DOES[found.phase].capitalize()}: {names[result.chosen]} {why}.{sure}"
