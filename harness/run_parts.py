@@ -18,6 +18,7 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
 from engines.external.base import Closes, MakesRoom
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
+from engines.model.generation_config import notes_on_choices
 from engines.model.quantised import AS_THE_MODEL, Quantisation, plain_form
 from engines.model.tokenizer import Tokenizer
 from engines.model.transformer import Transformer, model_of
@@ -328,7 +329,7 @@ class RunParts:
         if isinstance(plan.model, PlayedModelSpec):
             return ArmScores((), (f"not scored: {NO_MODEL}",))
         if not isinstance(workload, ComparesDistributions):
-            return ArmScores()
+            return ArmScores((), notes_on_choices(self.facts(plan.model.source).folder, requests))
         if plan.cell.cell_id not in self._arm_scores:
             against = plan.reference or as_lossless(plan)
             key = f"{plan.cell.workload}/{against.cell.cell_id}"

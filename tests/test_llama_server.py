@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from engines.base import unheard
 from engines.external.gguf_file import write_gguf
 from engines.external.gguf_vocabulary import split_name
 from engines.external.openai import OpenAIEngine, ServerOptions
 from engines.model.checkpoints import inspect_checkpoint
-from results.records import Request
+from engines.sampling import token_probabilities
+from results.records import Request, Sampling
 from tests.protocol_server import MODEL, engine
 
 pytest.importorskip("gguf", reason="the package gguf writes the model")
@@ -52,6 +54,34 @@ def test_answers_are_ours_and_their_counts_proven(url: str) -> None:
         assert theirs.text == ours.text
     assert client.take_marks() == ()
     client.close()
+
+
+def test_draws_are_from_all_tokens_where_no_top_k_is_asked(url: str) -> None:
+    """The server's own default is the 40 likeliest."""
+    own, n = engine(), 300
+    client = OpenAIEngine(ServerOptions(url, flavour="llama-server"), own.tokenizer, 512, time.perf_counter)
+    prompt_ids = own.tokenizer.encode("The miller came home. The key is")
+    shown: list[torch.Tensor] = []
+    asked = asked_for(prompt_ids, 0, kind="loglikelihood", continuation_ids=[9])
+    own.show_log_probabilities(asked, shown.append)
+    probability = token_probabilities(shown[0][0], Sampling(temperature=2.5))
+    whole = [i for i in range(len(probability)) if (text := own.tokenizer.decode([i])) and "\ufffd" not in text]
+    likeliest = set(probability.topk(40).indices.tolist())
+    beyond = sum(float(probability[i]) for i in whole if i not in likeliest) / float(probability[whole].sum())
+    assert 0.1 < beyond < 0.9
+    drawn = [
+        answer[0]
+        for seed in range(n)
+        if isinstance(
+            answer := client.answer_aside(asked_for(prompt_ids, 1, sampling=Sampling(temperature=2.5, seed=seed))),
+            tuple,
+        )
+        and answer[0] in whole
+    ]
+    client.close()
+    # Four standard errors of a share of n draws.
+    share = sum(token not in likeliest for token in drawn) / len(drawn)
+    assert share == pytest.approx(beyond, abs=4 * (beyond * (1 - beyond) / len(drawn)) ** 0.5)
 
 
 @pytest.mark.parametrize(

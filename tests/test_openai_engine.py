@@ -20,6 +20,7 @@ from devices.cpu_seconds import counted_as_ours, host_cpu_seconds, own_cpu_secon
 from devices.host import Host
 from engines.base import unheard
 from engines.errors import EngineError, NotSupportedError
+from engines.external.openai_flavours import FlavourName
 from engines.external.openai_host import Whereabouts, whereabouts
 from engines.reference import ReferenceEngine
 from engines.serving.http import LocalServer
@@ -29,6 +30,7 @@ from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from results.cells import CACHE_NOT_KNOWN
+from results.records import Sampling
 from results.store import Store
 from tests.command import joulebench
 from tests.eventually import eventually
@@ -170,8 +172,31 @@ def test_an_exact_length_and_no_cache_are_asked_in_each_servers_words() -> None:
             first, second = server.asked
         assert expected.items() <= first.items()
         assert (first["prompt"], first["max_tokens"], first["temperature"]) == (list(asked.prompt_ids), 2, 0)
+        assert first.get("repetition_penalty", first.get("repeat_penalty")) == 1, "else that of generation_config.json"
+        assert not {"top_k", "top_p", "min_p"} & first.keys()
         salts = {first.get("cache_salt"), second.get("cache_salt")}
         assert salts == {None} if flavour == "llama-server" else len(salts) == 2
+
+
+@pytest.mark.parametrize(
+    ("flavour", "all_tokens"), [("vllm", -1), ("sglang", -1), ("llama-server", 0), ("openai", None)]
+)
+def test_draws_are_held_to_what_is_asked(flavour: FlavourName, all_tokens: int | None) -> None:
+    """What is left out they take from generation_config.json (vLLM, SGLang) or from themselves (llama-server: 40)."""
+    drawn = Sampling(temperature=0.5, top_p=0.9)
+    asked = [request(1, sampling=drawn)]
+    if all_tokens is not None:
+        asked.append(request(1, sampling=drawn.model_copy(update={"top_k": 7})))
+    n = len(request().prompt_ids)
+    whole = stream(chunk(" the", token_ids=[checkpoint().tokenizer.encode(" the")[0]]), end(), usage(n, 1, 0))
+    with scripted(*[whole] * len(asked)) as server:
+        through = client(server.url, flavour=flavour)
+        for one in asked:
+            through.run(one, unheard)
+        told = server.asked
+    assert [(one["temperature"], one["top_p"]) for one in told] == [(0.5, 0.9)] * len(asked)
+    assert [one.get("top_k") for one in told] == ([None] if all_tokens is None else [all_tokens, 7])
+    assert [one.get("min_p") for one in told] == ([None] if all_tokens is None else [0, 0])
 
 
 def test_where_a_server_computes_decides_whose_joules_are_read(server: LocalServer) -> None:

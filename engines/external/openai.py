@@ -256,8 +256,9 @@ class OpenAIEngine:
     def _sampling(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
         asked: dict[str, Any] = {"temperature": sampling.temperature, "seed": sampling.seed % 2**31}
+        asked |= self._flavour.plain
         if sampling.temperature:
-            asked["top_p"] = sampling.top_p
+            asked |= {"top_p": sampling.top_p, **self._flavour.draws}
         if sampling.temperature and sampling.top_k:
             if not self._flavour.top_k:
                 self._not_supported("draws with top_k: the protocol has no word for it")

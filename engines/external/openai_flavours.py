@@ -18,7 +18,9 @@ IGNORE_EOS: Mapping[str, Any] = MappingProxyType({"ignore_eos": True})
 class Flavour:
     """exact: keys for an answer of exactly so many tokens; none: it cannot be asked. least: the key that forbids end
     tokens before the asked number. fresh: keys that let nothing of an earlier prompt be used. salt: the key that does
-    so by a value of its own for each request. ids: keys by which the new tokens' ids come back.
+    so by a value of its own for each request. ids: keys by which the new tokens' ids come back. plain: keys that turn
+    off penalties of the server or of the model's generation_config.json. draws: keys by which a request that draws is
+    held to what it asks.
     """
 
     takes_ids: bool
@@ -28,6 +30,8 @@ class Flavour:
     fresh: Mapping[str, Any] = field(default_factory=dict)
     salt: str | None = None
     ids: Mapping[str, Any] = field(default_factory=dict)
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    draws: Mapping[str, Any] = field(default_factory=dict)
     continuous_usage: bool = False
     """It counts the tokens with each chunk, where that is asked."""
     scores_prompts: bool = False
@@ -59,6 +63,9 @@ FLAVOURS: Mapping[FlavourName, Flavour] = MappingProxyType(
             least="min_tokens",
             salt="cache_salt",
             ids={"return_token_ids": True},
+            # What a request leaves out they take from generation_config.json, greedy or not.
+            plain={"repetition_penalty": 1.0},
+            draws={"top_k": -1, "min_p": 0.0},
             continuous_usage=True,
             scores_prompts=True,
             names_ids=True,
@@ -71,6 +78,9 @@ FLAVOURS: Mapping[FlavourName, Flavour] = MappingProxyType(
             least="min_tokens",
             salt="cache_salt",
             ids={"return_token_ids": True},
+            # What a request leaves out they take from generation_config.json, greedy or not.
+            plain={"repetition_penalty": 1.0},
+            draws={"top_k": -1, "min_p": 0.0},
             continuous_usage=True,
             scores_prompts=True,
             top_k=True,
@@ -82,6 +92,9 @@ FLAVOURS: Mapping[FlavourName, Flavour] = MappingProxyType(
             fresh={"cache_prompt": False},
             # Its log-probabilities carry the ids; it has no other key for them on this road.
             ids={"logprobs": 1},
+            plain={"repeat_penalty": 1.0},
+            # Else from the 40 likeliest, and of them by 0.05 of the likeliest.
+            draws={"top_k": 0, "min_p": 0.0},
             top_k=True,
             version_road="/props",
             version_keys=("build_info",),

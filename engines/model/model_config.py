@@ -46,7 +46,7 @@ from engines.model.spans import Span
 from engines.model.sparse_layers import sparse_layers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CONFIG_FILE = "config.json"
+CONFIG_FILE, GENERATION_CONFIG = "config.json", "generation_config.json"
 MAX_LAYERS = 1000
 MAX_EXPERTS_IN_ALL = 100_000
 """Several times what the largest published models have: whoever asks for more would wait for names of tensors only."""
@@ -56,10 +56,14 @@ def read_model_config(folder: Path) -> ModelConfig:
     """Reads config.json (and generation_config.json, if any). Raises `EngineError` on what cannot be computed."""
     path = folder / CONFIG_FILE
     raw = read_json(path)
-    generation_path = folder / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
-    eos = generation.get("eos_token_id")
+    eos = read_generation_config(folder).get("eos_token_id")
     return config_in(path, raw, eos if eos is not None else raw.get("eos_token_id"))
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """Empty where the model brings none. Raises `EngineError`."""
+    path = folder / GENERATION_CONFIG
+    return read_json(path) if path.is_file() else {}
 
 
 def config_in(path: Path, raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:

@@ -19,6 +19,8 @@ MOST_TOKENS = 1 << 30
 MOST_STOPS = 64
 NotUsed = Annotated[float, Field(ge=0, le=0)]
 """Keys that clients send with the value that does nothing."""
+NotScaled = Annotated[float, Field(ge=1, le=1)]
+"""As that."""
 DEFAULT_TOKENS = 16
 """The protocol's own number, where a client gives none."""
 
@@ -54,6 +56,8 @@ class Asked(_Keys):
     """Told by some clients; of no effect."""
     presence_penalty: NotUsed = 0
     frequency_penalty: NotUsed = 0
+    repetition_penalty: NotScaled = 1
+    min_p: NotUsed = 0
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     return_token_ids: bool = False

@@ -1,0 +1,43 @@
+"""Rules of a model's generation_config.json by which tokens are chosen, and which no engine here follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engines.model.model_config import GENERATION_CONFIG, read_generation_config
+from results.records import Request
+
+OFF: Mapping[str, Any] = {
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "guidance_scale": 1,
+    "num_beams": 1,
+    "penalty_alpha": 0,
+}
+"""Rules that make greedy choices others, with the values that do nothing. Temperature, top_k and top_p change none."""
+
+
+def notes_on_choices(folder: Path, requests: Iterable[Request]) -> tuple[str, ...]:
+    """Of rules that transformers follows by itself (and so do lm-eval's `hf` model and vLLM), and no engine here."""
+    if not any(request.kind == "generate" and not request.ignore_end_tokens for request in requests):
+        return ()
+    asked = {key: value for key, value in read_generation_config(folder).items() if key in OFF}
+    rules = [f"{key} = {value!r:.40}" for key, value in asked.items() if value not in (None, [], {}, OFF[key])]
+    if not rules:
+        return ()
+    return (
+        f"{GENERATION_CONFIG} asks for {', '.join(rules)}; answers are chosen without it, and lm-eval's hf model gives"
+        " others",
+    )

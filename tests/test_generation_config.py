@@ -1,0 +1,82 @@
+"""What a checkpoint asks of greedy choices, and lm-eval's `hf` model does, is told where engines here do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.model.generation_config import notes_on_choices
+from harness.plan import draft_plan
+from harness.preflight import preflight
+from harness.run_parts import RunParts
+from results.records import Request
+from tests.fakes.random_models import write_random_model
+from tests.hf_peer import load_pair, texts_of_hf
+from tests.plans import raw_plan
+
+PROMPT = "The fox reads 1234 maps."
+N_NEW_TOKENS = 24
+FIRST, FIFTH = 224, 1995
+"""Tokens that the random model answers with."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write_random_model(folder := tmp_path_factory.mktemp("model"), "qwen3-moe")
+    return folder
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"suppress_tokens": [FIFTH]},
+        {"begin_suppress_tokens": [FIRST]},
+        {"forced_eos_token_id": 0},
+        {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": None},
+        {"temperature": 0.6, "top_k": 20, "top_p": 0.8},
+    ],
+    ids=str,
+)
+def test_rules_that_change_what_lm_eval_gets_are_told(rules: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(folder, tmp_path / "model")
+    settings = json.loads((own / "generation_config.json").read_text())
+    (own / "generation_config.json").write_text(json.dumps(settings | rules))
+    pair = load_pair(own)
+    request = Request(
+        request_id="q",
+        sample_id="q",
+        kind="generate",
+        prompt_ids=tuple(pair.engine.tokenizer.encode_prompt(PROMPT)),
+        max_new_tokens=N_NEW_TOKENS,
+    )
+    ours = pair.engine.run(request, lambda event, at_s: None)
+    assert {FIRST, FIFTH} <= set(ours.token_ids)
+    (theirs,) = texts_of_hf(pair.hf, [PROMPT], {"until": ["@@"], "max_gen_toks": N_NEW_TOKENS})
+    notes = notes_on_choices(own, [request])
+    assert len(notes) == (theirs != ours.text)
+    assert all(f"{key} = {value}" in note for key, value in rules.items() for note in notes)
+    assert notes_on_choices(own, [request.model_copy(update={"ignore_end_tokens": True})]) == ()
+
+
+def test_a_window_of_generated_answers_says_that_its_models_rules_are_not_followed(
+    folder: Path, tmp_path: Path
+) -> None:
+    own = shutil.copytree(folder, tmp_path / "model")
+    (own / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.05}))
+    talk = {"name": "sharegpt", "data": "generated", "limit": 1, "max_new_tokens": 4}
+    choices = {"name": "boolq", "data": "generated", "limit": 1}
+    draft = draft_plan(raw_plan(model={"source": str(own)}, workload=[talk, choices]))
+    parts = RunParts(draft.plan.protocol)
+    told = {cell.cell.workload: parts.arm(cell).unmeasured.notes for cell in preflight(draft, parts).cells}
+    parts.close()
+    assert len(told) == 2
+    for workload, notes in told.items():
+        assert [note for note in notes if "repetition_penalty = 1.05" in note] == list(notes)
+        assert len(notes) == workload.startswith("sharegpt")
