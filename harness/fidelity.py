@@ -7,7 +7,6 @@ against them. Distributions are a function of the request, so repeats would only
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from engines.errors import EngineError
 from engines.fidelity import divergence, keep_log_probabilities
 from harness.session import ArmScores
 from results.records import Request
+from results.scratch import ScratchFolder
 from results.units import told_apart
 from workloads.base import ComparesDistributions
 
@@ -24,7 +24,7 @@ class KeptDistributions:
     """Log-probabilities of reference arms, by reference, in a folder that `close` removes."""
 
     def __init__(self) -> None:
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ScratchFolder | None = None
         self._files: dict[str, list[Path]] = {}
 
     def files(
@@ -33,8 +33,8 @@ class KeptDistributions:
         """A file for each request. build: makes the reference's engine, the first time. Raises `EngineError`."""
         if key not in self._files:
             if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="joulebench-")
-            folder = Path(self._folder.name)
+                self._folder = ScratchFolder("distributions")
+            folder = self._folder.path
             needed = 4 * vocabulary_rows * sum(len(r.continuation_ids) for r in requests)
             free = shutil.disk_usage(folder).free
             if needed > free:
@@ -55,7 +55,7 @@ class KeptDistributions:
 
     def close(self) -> None:
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.close()
         self._folder = None
         self._files.clear()
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 from devices.memory import available_bytes
+from results.scratch import ScratchFolder
 from results.units import MIB
 from workloads.sandbox_files import FileKey, deleted_files, visible_files
 from workloads.sandbox_filter import CALL_TABLES, filter_program
@@ -109,7 +110,8 @@ def run_programs(programs: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> li
 def run_program(program: str, limits: Limits = DEFAULT_LIMITS) -> Outcome:
     """Runs Python source. It finds the standard library and what is installed beside numpy."""
     token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="joulebench-") as folder, tempfile.TemporaryFile() as job_file:
+    with ScratchFolder("program") as own, tempfile.TemporaryFile() as job_file:
+        folder = str(own)
         job_file.write(_job(program, token, folder, limits))
         job_file.seek(0)
         verdict_fd, written_fd = os.pipe()
@@ -130,7 +132,7 @@ def run_program(program: str, limits: Limits = DEFAULT_LIMITS) -> Outcome:
             finally:
                 os.close(written_fd)
             job = os.fstat(job_file.fileno())
-            message, broken = _watch(process, verdict.fileno(), Path(folder), (job.st_dev, job.st_ino), limits)
+            message, broken = _watch(process, verdict.fileno(), own, (job.st_dev, job.st_ino), limits)
         wall_s = time.monotonic() - started_s
     if broken:
         return Outcome("met a limit", broken, wall_s)
@@ -299,7 +301,7 @@ def check_walls() -> None:
 @contextlib.contextmanager
 def _targets() -> Iterator[tuple[Path, int]]:
     """A file and a server that we could reach: a refusal is then the walls' doing."""
-    with tempfile.TemporaryDirectory(prefix="joulebench-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
-        outside = Path(folder) / "outside"
+    with ScratchFolder("walls") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        outside = folder / "outside"
         outside.write_text("not for the program")
         yield outside, server.getsockname()[1]

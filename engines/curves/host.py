@@ -6,7 +6,6 @@ a folder of made models, which goes with the measuring.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from engines.model.transformer import Transformer
 from engines.pricing.shapes import ModelShape, own_shape, quantised
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters, preset_parameters
+from results.scratch import ScratchFolder
 
 ACTIVATION_BYTES = 4
 """Of a value on the CPU; an accelerator computes in two."""
@@ -164,7 +164,7 @@ def fit_unit(
     unit: Unit = "cpu" if torch_device == "cpu" else "gpu"
     torch.set_num_threads(threads)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joulebench-fit-")))
+        folder = stack.enter_context(ScratchFolder("fit"))
         sizes = (*grid.sizes, THIN)
         made = [made_model(folder, own, form, seed, torch_device) for seed, own in enumerate(sizes)]
         works: list[Work] = []

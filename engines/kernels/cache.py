@@ -28,6 +28,7 @@ from pydantic import Field, ValidationError, field_validator
 from engines.kernels.compile import NATIVE, Compiler, compile_kernels, flags, source_key
 from results.home import home_folder
 from results.records import Record
+from results.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 
@@ -144,8 +145,8 @@ def add(folder: Path, compiler: Compiler) -> Kept:
     """Compiles, and keeps what came out. Raises `CompileError`, `CacheError`."""
     try:
         # Not in the folder: whoever may write above it could put another one in its place meanwhile.
-        with tempfile.TemporaryDirectory(prefix="joulebench-") as scratch:
-            built = Path(scratch) / "kernels.so"
+        with ScratchFolder("kernels") as scratch:
+            built = scratch / "kernels.so"
             made = compile_kernels(compiler, built)
             contents = built.read_bytes()
         manifest = Manifest(

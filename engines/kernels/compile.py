@@ -173,10 +173,13 @@ def compile_kernels(compiler: Compiler, target: Path) -> Built:
     compiled = _run(
         compiler,
         *([*asked.command, "-c", str(source), "-o", str(made)] for source, made in zip(SOURCES, objects, strict=True)),
+        scratch=target.parent,
     )
     for source, made, done in zip(SOURCES, objects, compiled, strict=True):
         _check(compiler, source.name, made, done)
-    (linked,) = _run(compiler, [*asked.command, "-shared", *map(str, objects), "-o", str(target)])
+    (linked,) = _run(
+        compiler, [*asked.command, "-shared", *map(str, objects), "-o", str(target)], scratch=target.parent
+    )
     _check(compiler, target.name, target, linked)
     (told,) = _run(compiler, [*compiler.command, "--version"])
     return Built(shown(told.stdout.strip().partition("\n")[0]) or str(compiler), asked.needs)
@@ -201,8 +204,14 @@ def _what_may_help(said: str) -> str:
     return "g++ 12 and clang 16 are known to take it"
 
 
-def _run(compiler: Compiler, *commands: list[str]) -> list[subprocess.CompletedProcess[str]]:
-    """What each came to; they run side by side. Raises `CompileError`."""
+def _run(
+    compiler: Compiler, *commands: list[str], scratch: Path | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """What each came to; they run side by side. Raises `CompileError`.
+
+    scratch: a folder that goes, for what they leave when they are killed.
+    """
+    environment = os.environ if scratch is None else os.environ | {"TMPDIR": str(scratch)}
     running: list[subprocess.Popen[str]] = []
     done = []
     ends_s = time.monotonic() + TIMEOUT_S
@@ -212,7 +221,7 @@ def _run(compiler: Compiler, *commands: list[str]) -> list[subprocess.CompletedP
                 for command in commands:
                     begun = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                        errors="replace", start_new_session=True,
+                        errors="replace", env=environment, start_new_session=True,
                     )  # fmt: skip
                     running.append(stack.enter_context(begun))
                 for command, one in zip(commands, running, strict=True):

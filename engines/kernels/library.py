@@ -7,7 +7,6 @@ import ctypes
 import functools
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from engines.kernels.cache import CacheError, Kept, Manifest, add, cache_folder, find, forget, prepared
 from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, has, lacking, shown
 from results.environments import TORCH_ALONE
+from results.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ def loaded() -> Loaded:
         except CacheError as error:
             logger.warning("the kernels are built anew for this process alone, which takes seconds: %s", error)
         # A library may go from the disk once it is mapped.
-        with tempfile.TemporaryDirectory(prefix="joulebench-") as scratch:
-            return load_first(Path(scratch))
+        with ScratchFolder("kernels") as scratch:
+            return load_first(scratch)
     except (CompileError, CacheError, OSError) as error:
         logger.warning("the engine runs on torch alone, %s: %s", TORCH_ALONE, error)
         return Loaded(None, reason=str(error))
@@ -148,8 +148,8 @@ def _mapped(contents: bytes) -> ctypes.CDLL:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(contents)
             return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
-    with tempfile.TemporaryDirectory(prefix="joulebench-") as scratch:
-        path = Path(scratch) / "kernels.so"
+    with ScratchFolder("kernels") as scratch:
+        path = scratch / "kernels.so"
         path.write_bytes(contents)
         return ctypes.CDLL(str(path))
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +22,7 @@ from engines.parallel.settings import RankSettings
 from engines.parallel.torchrun import GONE, Guest, Meeting
 from engines.parallel.worker import PEER_LOST, PHASES
 from engines.techniques.context import ChunkPhase
+from results.scratch import ScratchFolder
 
 END_S = 5.0
 """Until a process that was told to end is killed."""
@@ -48,7 +47,8 @@ class Workers:
     def __init__(self, settings: Callable[[str], RankSettings], n_ranks: int, meeting: Meeting | None = None) -> None:
         """settings: those of a store file, in a folder that is this user's alone. meeting: of ranks that torchrun
         started; None: they are started here."""
-        self._folder = Path(tempfile.mkdtemp(prefix="joulebench-ranks-"))
+        self._scratch = ScratchFolder("ranks")
+        self._folder = self._scratch.path
         self.settings = settings(str(self._folder / "store"))
         self._meeting = meeting
         self._n_ranks = n_ranks
@@ -162,7 +162,7 @@ class Workers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
 
 
 def _how(status: int | None) -> str:

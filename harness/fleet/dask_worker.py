@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -35,6 +36,8 @@ class WorkerAsked(Record):
     tls: Tls | None = None
     wait_s: float
     """For a coordinator, at the beginning and after it was lost."""
+    folder: str = ""
+    """For all that is temporary. `join` makes it, and takes it away: it may have to kill this process."""
 
 
 class Side(Protocol):
@@ -62,7 +65,7 @@ def leave() -> None:
     _over.set()
 
 
-async def work(asked: WorkerAsked, folder: str) -> int:
+async def work(asked: WorkerAsked) -> int:
     """The exit code."""
     from distributed.worker import Worker
 
@@ -73,7 +76,7 @@ async def work(asked: WorkerAsked, folder: str) -> int:
             asked.address,
             nthreads=1,
             resources={SERIAL: 1, resource_of(asked.device): 1},
-            local_directory=folder,
+            local_directory=asked.folder,
             security=security_of(asked.tls),
             memory_limit=None,
             dashboard=False,
@@ -124,12 +127,17 @@ def main(side: Side) -> None:
     settle_dask()
     # That a name is not known is told by us.
     warnings.filterwarnings("ignore", message="Couldn't detect a suitable IP address", category=RuntimeWarning)
-    when_parent_ends(lambda: os._exit(0))
-    with tempfile.TemporaryDirectory(prefix="joulebench-fleet-") as folder:
-        code = asyncio.run(work(asked, folder))
-        side.close()
+    tempfile.tempdir = asked.folder
+    when_parent_ends(lambda: _end_with_join(asked.folder))
+    code = asyncio.run(work(asked))
+    side.close()
     sys.stdout.flush()
     os._exit(code)  # a trial of a coordinator that was lost may still run in its thread
+
+
+def _end_with_join(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.fleet.dask_worker import EXIT_NO_COORDINATOR, WorkerAsked
+from results.scratch import ScratchFolder
 
 AGAIN_AFTER_S = (0.2, 1.0, 5.0, 15.0)
 """Before a worker that ended is started again: longer where it ends again and again."""
@@ -22,6 +23,8 @@ WORKER = "harness.fleet.dask_worker"
 class _Worker:
     asked: WorkerAsked
     process: subprocess.Popen[bytes] | None = None
+    scratch: ScratchFolder | None = None
+    """Of that process."""
     started_s: float = 0.0
     n_short: int = 0
     start_at_s: float = 0.0
@@ -45,6 +48,8 @@ def join(asked: Sequence[WorkerAsked], say: Callable[[str], None], module: str =
             if worker.process is not None and worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
+            if worker.scratch is not None:
+                worker.scratch.close()
     return max(w.code or 0 for w in workers)
 
 
@@ -54,13 +59,17 @@ def _tend(worker: _Worker, say: Callable[[str], None], module: str) -> None:
         return
     if worker.process is None:
         if now_s >= worker.start_at_s:
-            command = [sys.executable, "-m", module, worker.asked.model_dump_json()]
+            worker.scratch = ScratchFolder("fleet")
+            asked = worker.asked.model_copy(update={"folder": str(worker.scratch.path)})
+            command = [sys.executable, "-m", module, asked.model_dump_json()]
             worker.process, worker.started_s = subprocess.Popen(command, stdin=subprocess.PIPE), now_s
         return
     code = worker.process.poll()
     if code is None:
         return
     worker.process = None
+    if worker.scratch is not None:
+        worker.scratch.close()
     if code in (0, EXIT_NO_COORDINATOR):
         worker.code = code
         return

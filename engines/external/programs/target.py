@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from engines import environment_for_others
 from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall, ProgramOutput
 from results.file_state import sha256_of_file
+from results.scratch import ScratchFolder
 
 MAX_FILE_BYTES = 1 << 20
 """Of what a program writes and we read."""
@@ -70,22 +70,22 @@ class HostTarget:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ScratchFolder | None = None
         self._running: subprocess.Popen[str] | None = None
 
     def prepare(self, files: Mapping[str, Path]) -> None:
         self.close()
-        self._folder = tempfile.TemporaryDirectory(prefix="joulebench-")
+        self._folder = ScratchFolder("program")
         for name, path in files.items():
             if not path.exists():
                 raise EngineError(f"{path} is not there")
-            link = Path(self._folder.name) / name
+            link = self._folder.path / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.absolute())
 
     def run(self, call: ProgramCall, texts: Mapping[str, str], timeout_s: float) -> ProgramRun:
         assert self._folder is not None  # `prepare` was called
-        folder = Path(self._folder.name)
+        folder = self._folder.path
         for name in call.reads:
             (folder / name).unlink(missing_ok=True)
         for name, text in texts.items():
@@ -137,7 +137,7 @@ class HostTarget:
     def close(self) -> None:
         self._end()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.close()
             self._folder = None
 
 
