@@ -102,6 +102,38 @@ def test_echo_gives_the_log_likelihood_of_a_continuation(own: ReferenceEngine) -
             assert found["usage"]["completion_tokens"] == n
 
 
+@pytest.mark.parametrize(
+    "prompt", ["Zürich, 東京 🦊 and a\u0301", "<|user|>Where is the 🦊?<|end|> It is", "plain words"], ids=ascii
+)
+def test_places_of_tokens_are_those_in_the_text_which_begins_with_the_prompt_as_sent(
+    server: LocalServer, prompt: str
+) -> None:
+    asked = {"prompt": prompt, "max_tokens": 6, "temperature": 1.0, "seed": 3, "echo": True, "logprobs": 2}
+    _, told = post(server, COMPLETIONS, asked)
+    (choice,) = told["choices"]
+    text, tokens, places = choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert text.startswith(prompt)
+    assert len(places) == len(tokens) == told["usage"]["total_tokens"]
+    whole = [(token, at) for token, at in zip(tokens, places, strict=True) if "\ufffd" not in token]
+    assert len(whole) > 4
+    assert [text[at : at + len(token)] for token, at in whole] == [token for token, _ in whole]
+    assert sum(len(token) for token, _ in whole) <= len(text)
+    assert places == sorted(places)
+    _, alone = post(server, COMPLETIONS, asked | {"echo": False})
+    n_new = told["usage"]["completion_tokens"]
+    assert [at + len(prompt) for at in alone["choices"][0]["logprobs"]["text_offset"]] == places[-n_new:]
+    *chunks, _, _ = events(server, COMPLETIONS, {key: value for key, value in asked.items() if key != "echo"})
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [at for part in streamed for at in part["text_offset"]] == alone["choices"][0]["logprobs"]["text_offset"]
+
+
+def test_what_is_null_was_left_out(server: LocalServer) -> None:
+    nothing = dict.fromkeys(("max_tokens", "top_p", "n", "stop", "logprobs", "echo", "stream", "presence_penalty"))
+    asked = {"prompt": PROMPT, "temperature": 0}
+    assert post(server, COMPLETIONS, asked | nothing)[1]["choices"] == post(server, COMPLETIONS, asked)[1]["choices"]
+    assert post(server, COMPLETIONS, asked | {"prompt": None})[1]["error"]["message"] == "prompt: is missing"
+
+
 def test_chat_asks_with_the_models_template(server: LocalServer, own: ReferenceEngine) -> None:
     messages = [{"role": "user", "content": "hello"}]
     prompt_ids = own.tokenizer.encode_prompt(own.tokenizer.chat(messages))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from results.printable import printable
 
@@ -39,7 +39,7 @@ class StreamOptions(_Keys):
 
 
 class Asked(_Keys):
-    """Keys of both roads."""
+    """Keys of both roads. What is null was left out."""
 
     model: str | None = None
     temperature: float = Field(1.0, ge=0)
@@ -65,6 +65,11 @@ class Asked(_Keys):
     """False: nothing that is held of the request before may be used."""
     cache_salt: str | None = None
     """As `cache_prompt = false`, in vLLM's words."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _left_out(cls, told: Any) -> Any:
+        return {key: value for key, value in told.items() if value is not None} if isinstance(told, dict) else told
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from engines.errors import EngineError
 from engines.serving.asked import BadRequestError, ChatAsked, CompletionAsked, read_asked
 from engines.serving.computing import Answered, BusyError, Computing, Job
 from engines.serving.pieces import TextPieces
-from engines.serving.replies import chat_choice, completion_choice, scored_text, usage_of
+from engines.serving.replies import TokenPlaces, chat_choice, completion_choice, scored_text, usage_of
 from results.printable import printable
 
 MOST_BODY_BYTES = 64 << 20
@@ -176,8 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
             found = [self._whole(job) for job in jobs]
         finally:
             _leave(jobs)
-        decode = self.server.computing.engine.tokenizer.decode
-        choices = [completion_choice(i, answered, asked, decode) for i, answered in enumerate(found)]
+        tokenizer = self.server.computing.engine.tokenizer
+        choices = [completion_choice(i, answered, asked, tokenizer) for i, answered in enumerate(found)]
         n_new = 0 if asked.max_tokens == 0 else None
         self._reply(
             HTTPStatus.OK, self._named("text_completion") | {"choices": choices, "usage": usage_of(found, n_new)}
@@ -235,7 +235,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self, job: Job, asked: CompletionAsked | ChatAsked, is_chat: bool) -> None:
         """A chunk for each token, when it is there; its text may be empty, where a character or a stop string is not
         yet whole."""
-        pieces = TextPieces(self.server.computing.engine.tokenizer.decode, asked.stops)
+        tokenizer = self.server.computing.engine.tokenizer
+        pieces, places = TextPieces(tokenizer.decode, asked.stops), TokenPlaces(tokenizer.decode)
         named = self._named("chat.completion.chunk" if is_chat else "text_completion")
         options = asked.stream_options
         assert job.answer is not None
@@ -261,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
                         choice["prompt_token_ids"] = list(job.answer.request.prompt_ids)
                 if isinstance(asked, CompletionAsked) and asked.logprobs is not None:
                     said, n_said = job.answer.said[n_said:n_new], n_new
-                    choice["logprobs"] = scored_text(said, asked, self.server.computing.engine.tokenizer.decode)
+                    choice["logprobs"] = scored_text(said, asked, tokenizer.spell, [places.of_next(event)])
                 told = named | {"choices": [choice]}
                 if options is not None and options.continuous_usage_stats:
                     own = {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}

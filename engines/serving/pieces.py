@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+Decode = Callable[[Sequence[int]], str]
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer shows for bytes that are no character yet."""
 
@@ -11,7 +12,7 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 class TextPieces:
     """Joined, the pieces and the `rest` are the whole text. What a piece costs does not grow with the answer."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+    def __init__(self, decode: Decode, stops: Sequence[str]) -> None:
         self._decode = decode
         self._stops = tuple(stop for stop in stops if stop)
         self._token_ids: list[int] = []

@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engines.model.tokenizer import Tokenizer
 from engines.serving.answer import TokenSaid
 from engines.serving.asked import ChatAsked, CompletionAsked
 from engines.serving.computing import Answered
+from engines.serving.pieces import Decode, TextPieces
 
 LOWEST = -9999.0
 """What vLLM tells in the place of minus infinity, which JSON does not know."""
-Decode = Callable[[Sequence[int]], str]
 
 
-def completion_choice(index: int, answered: Answered, asked: CompletionAsked, decode: Decode) -> dict[str, Any]:
+class TokenPlaces:
+    """Where in a text its tokens begin, in characters; all that make up one character begin where it does."""
+
+    def __init__(self, decode: Decode, start: int = 0) -> None:
+        self._pieces = TextPieces(decode, ())
+        self._at = start
+
+    def of_next(self, token_id: int) -> int:
+        at = self._at
+        self._at += len(self._pieces.add(token_id))
+        return at
+
+
+def completion_choice(index: int, answered: Answered, asked: CompletionAsked, tokenizer: Tokenizer) -> dict[str, Any]:
     """Of a text: with its prompt in front where that is asked (echo)."""
     only_prompt = asked.max_tokens == 0
     new_ids = () if only_prompt else answered.completion.token_ids
     text = "" if only_prompt else answered.completion.text
     prompt_ids = answered.request.prompt_ids
+    prompt = asked.prompts[index]
+    shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt_ids)
     choice: dict[str, Any] = {
         "index": index,
-        "text": decode(prompt_ids) + text if asked.echo else text,
+        "text": shown + text if asked.echo else text,
         "logprobs": None,
         "finish_reason": "length" if only_prompt else answered.ended_by,
     }
     if asked.logprobs is not None:
         first = list(prompt_ids[:1]) if asked.echo else []
         said = answered.said[: len(prompt_ids) - 1] if only_prompt else answered.said
-        choice["logprobs"] = scored_text(said, asked, decode, first)
+        places: list[int] = []
+        if asked.echo:
+            # Special tokens of a text that was asked are written in it.
+            are_written = shown != tokenizer.decode(prompt_ids)
+            of_prompt = TokenPlaces(tokenizer.spell if are_written else tokenizer.decode)
+            places += map(of_prompt.of_next, prompt_ids)
+        of_new = TokenPlaces(tokenizer.decode, len(shown) if asked.echo else 0)
+        places += map(of_new.of_next, new_ids)
+        choice["logprobs"] = scored_text(said, asked, tokenizer.spell, places, first)
     if asked.return_token_ids:
         choice |= {"token_ids": list(new_ids), "prompt_token_ids": list(prompt_ids)}
     return choice
@@ -46,26 +69,25 @@ def chat_choice(answered: Answered, asked: ChatAsked) -> dict[str, Any]:
 
 
 def scored_text(
-    said: Sequence[TokenSaid], asked: CompletionAsked, decode: Decode, first_ids: Sequence[int] = ()
+    said: Sequence[TokenSaid],
+    asked: CompletionAsked,
+    spell: Decode,
+    places: Sequence[int],
+    first_ids: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """first_ids: tokens in front of which nothing stands, so that the model says nothing of them."""
+    """places: where each token begins. first_ids: tokens in front of which nothing stands, so that the model says
+    nothing of them."""
 
     def text_of(token_id: int) -> str:
-        return f"token_id:{token_id}" if asked.return_tokens_as_token_ids else decode([token_id])
+        return f"token_id:{token_id}" if asked.return_tokens_as_token_ids else spell([token_id])
 
-    tokens = [*map(text_of, first_ids), *(text_of(one.token_id) for one in said)]
-    lengths = [len(decode([token_id])) for token_id in (*first_ids, *(one.token_id for one in said))]
     nothing: list[None] = [None] * len(first_ids)
     return {
-        "tokens": tokens,
+        "tokens": [*map(text_of, first_ids), *(text_of(one.token_id) for one in said)],
         "token_logprobs": [*nothing, *(_finite(one.log_probability) for one in said)],
         "top_logprobs": [*nothing, *(_top(one, text_of) for one in said)],
-        "text_offset": _offsets(lengths),
+        "text_offset": list(places),
     }
-
-
-def _offsets(lengths: Sequence[int]) -> list[int]:
-    return [0, *itertools.accumulate(lengths)][: len(lengths)]
 
 
 def _top(said: TokenSaid, text_of: Callable[[int], str]) -> dict[str, float]:
