@@ -12,11 +12,11 @@ from devices.models.timeline import Timeline
 from engines.dispatch import Routing
 from engines.pricing.costs import SheetCosts
 from engines.pricing.priced_step import PricedStep
-from engines.pricing.published_shapes import QWEN3_30B_A3B
+from engines.pricing.published_shapes import PHI_3_5_MOE, QWEN3_30B_A3B
 from engines.pricing.schedule import operations
 from engines.pricing.shapes import ModelShape, sizes_of
 from engines.pricing.travels import Travels
-from engines.techniques.context import BuildContext, LayerInput
+from engines.techniques.context import BuildContext, LayerInput, ModelSizes
 from engines.techniques.place.balance import Times, balanced, most_on_gpu
 from engines.techniques.presets import preset_parameters
 from tests.test_preflight import checked
@@ -83,6 +83,25 @@ def test_balance_ends_where_eq_1_says(n_units: int) -> None:
     found = experts_s("ndp-tp-lb", n_units)
     assert both_s * 0.995 < found < both_s + own.gpu
     assert found < experts_s("ndp-tp", n_units)
+
+
+@pytest.mark.parametrize(("name", "columns"), [("ndp-tp", 1067 + 1067), ("ndp-tp-lb", 1067 + 867)])
+def test_slices_of_a_model_that_is_priced_as_another_are_of_the_others_columns(name: str, columns: int) -> None:
+    """Phi-3.5-MoE has 6400 columns: a sixth is 1067 at most. The model that computes has 128: a sixth is 22, which
+    would be 1100. Eq. 1 gives the GPU 0.1845 experts, 24 of 128 columns or 1200 of 6400; a sixth of the rest is 867."""
+    shape = replace(PHI_3_5_MOE, n_layers=1)
+    priced, sheet = sizes_of(shape), load_sheet(SHEET)
+    assert priced is not None
+    small = ModelSizes(16, 2, 192, 128, priced.expert_bytes, 1, 1, activation_bytes=2)
+    context = BuildContext(1, small, costs=SheetCosts(sheet, priced), priced_sizes=priced)
+    technique = preset_parameters(name).model_validate({"ndps": 6}).build(context)
+    plan = technique.plan(LayerInput(0, "decode", Routing(torch.tensor([[3, 8]]), torch.ones(1, 2), 16)))
+    travels = Travels(sheet, small)
+    timeline = Timeline(sheet)
+    timeline.run(operations(PricedStep(1, 512), [plan], shape, "gpu", None, travels))
+    spent = timeline.seconds_by_operation()
+    column_s = 3 * 4096 * 2 / DIMM_BYTES_PER_S
+    assert max(s for (_, unit), s in spent.items() if unit.startswith("ndp")) == pytest.approx(columns * column_s)
 
 
 def test_e_max_on_the_sheet() -> None:

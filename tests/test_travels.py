@@ -195,14 +195,14 @@ def test_what_no_link_joins_is_refused_not_free() -> None:
 
 
 def test_slices_of_another_model_are_priced_at_the_size_of_the_named_one() -> None:
-    """The computing model has experts of 6 columns and rows of 2 values; the priced one 3 and 4. What units send each
-    other is of the priced one in the plan."""
+    """The computing model has experts of 6 columns and rows of 2 values; the priced one 3 of 24 bytes and 4. Two units
+    cut its 3 columns in 1 and 2. What units send each other is of the priced one in the plan."""
     computed = ModelSizes(4, 2, 2, 6, 72, 4, 4, 2)
     kinds = [CallKind(f"ndp:{i}", width=Width(3 * i, 3 * i + 3), overlaps=True) for i in range(2)]
     sent = ((0, 0, 8), (0, 0, 8), (0, 0, 0))  # 4 values of 2 bytes
     plan = replace(of_one_token(kinds), exchanges=(Exchange("reduce", ("ndp:0", "ndp:1", "gpu"), sent),))
     listed = operations(TOKEN, [plan], replace(TOY, n_layers=1), "gpu", None, Travels(SHEET, computed))
-    assert {one.weight_bytes for one in listed if one.name == "expert FFN"} == {36.0}
+    assert {one.weight_bytes for one in listed if one.name == "expert FFN"} == {24.0, 48.0}
     assert {one.moved_bytes for one in listed if one.name in ("activations", "results")} == {8.0}
 
 

@@ -24,6 +24,7 @@ from devices.models.sheet import Sheet
 from engines.calls import CallKind, Calls
 from engines.dispatch import DispatchPlan, Link
 from engines.pricing.call_table import CallTable, places_of, tokens_of_units
+from engines.pricing.cut import cut_anew
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps, made, same
 from engines.pricing.tiles import RowTile, computed_rows, row_tiles
@@ -116,7 +117,7 @@ class Block:
             rows_C[rows_C > 0] = list(computed_rows([call for call in calls if call.n_rows > 0], self._tiles))
         runs_C = (rows_C > 0) & np.array([_has_columns(kind) for kind in kinds])[table.kind_C]
         number_C = table.kind_C[runs_C]
-        known_C = np.array([self._number(kind) for kind in kinds])[number_C]
+        known_C = np.array([self._number(kind) for kind in self._priced(kinds)])[number_C]
         columns = known_C, rows_C[runs_C], table.n_experts_C[runs_C], table.loads_C[runs_C]
         found = list(map(self._calls.__getitem__, zip(*(column.tolist() for column in columns), strict=True)))
         if self._travels is None:
@@ -144,8 +145,12 @@ class Block:
         return {takes[number]: first + n - 1 - place for number, place in reversed(back.items())}
 
     def _call(self, number: int, n_rows: int, n_experts: int, n_loads: int) -> Operation:
-        sizes = self._shape, self._columns, self._hidden, self._limit, self._between
+        sizes = self._shape, self._limit, self._between
         return same(_expert_call(self._kinds[number], n_rows, n_experts, n_loads, *sizes))
+
+    def _priced(self, kinds: tuple[CallKind, ...]) -> tuple[CallKind, ...]:
+        kinds = cut_anew(kinds, "width", self._columns, self._shape.expert_width)
+        return cut_anew(kinds, "hidden", self._hidden, self._shape.hidden)
 
     def _number(self, kind: CallKind) -> int:
         if kind not in self._numbers:
@@ -273,24 +278,22 @@ def _expert_call(
     n_experts: int,
     n_loads: int,
     shape: ModelShape,
-    columns: int,
-    hidden: int,
     graph_bytes_limit: float | None,
     between: Collection[Unit],
 ) -> Operation:
     """One launch of so many experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2).
 
-    What it does not take, the CPU does. n_rows: with those that fill tiles. n_loads: of experts whose weights it
-    loads. columns, hidden: of an expert of the model that computed, of which a slice is a part. between: as of `Block`.
+    What it does not take, the CPU does. kind: of slices of the shape's own columns. n_rows: with those that fill tiles.
+    n_loads: of experts whose weights it loads. between: as of `Block`.
     """
     width, part = kind.width, kind.hidden
     weights: float = shape.expert_weights
     row: float = shape.expert_width * shape.bytes_per_value
     if width is not None:
-        share = (width.end - width.first) / columns
+        share = (width.end - width.first) / shape.expert_width
         weights, row = weights * share, row * share
     if part is not None:
-        weights = weights * (part.end - part.first) / hidden
+        weights = weights * (part.end - part.first) / shape.hidden
     expert_bytes = weights * shape.bytes_of("experts")
     graph_bytes = expert_bytes * n_experts
     is_small = graph_bytes_limit is None or graph_bytes <= graph_bytes_limit
