@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -100,7 +101,9 @@ def calibrate(
         print_rows(_rows(profile), False, f"{model}: routing over {_counted(profile)}")
         if profile.predictions is not None:
             print_rows(_prediction_rows(profile.predictions), False, _predicted(profile.predictions))
-        typer.echo(f'{printable(str(out))}: written; a plan names it as profile = "..." in [[engine]]')
+        # Strings of TOML take what strings of JSON do.
+        named = printable(json.dumps(str(out), ensure_ascii=False))
+        typer.echo(f"{printable(str(out))}: written; a plan names it as profile = {named} in [[engine]]")
 
 
 def _counted(profile: Profile) -> str:

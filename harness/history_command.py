@@ -242,7 +242,7 @@ def set_baseline(
             own = mark(found, name, folders, add)
         except HistoryError as error:
             fail(str(error), EXIT_BAD_PLAN)
-    typer.echo(f"baseline {printable(name)}: {', '.join(map(printable, own))}")
+    typer.echo(f"baseline {printable(name)} of {printable(str(directory))}: {', '.join(map(printable, own))}")
 
 
 @baseline_app.command("list")

@@ -158,7 +158,8 @@ def _counted(rows: Sequence[Row]) -> Iterator[str]:
             each = "; ".join(f"{row['engine']} {row[counter.column]:,.0f}" for row in known)
             layers = "".join(f" ({words})" for words in dict.fromkeys(row["counters_of"] for row in known) if words)
             window = "" if counter.unit in ("%", "B/s") else " a window"
-            yield f"{counter.heading}, {counter.unit}{window}{layers}: {each}"
+            unit = "" if counter.unit == counter.heading else f", {counter.unit}"
+            yield f"{counter.heading}{unit}{window}{layers}: {each}"
 
 
 def _foretold(rows: Sequence[Row], derived: RunFrames) -> Iterator[str]:

@@ -51,6 +51,10 @@ def console_of(stderr: bool = False) -> Console:
     return found if found.is_terminal or "COLUMNS" in os.environ else made(width=PIPE_WIDTH)
 
 
+UNITS = {"j": "J", "w": "W"}
+"""Of names of columns, as people write them."""
+
+
 def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -63,7 +67,10 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     table = Table(title=Text(printable(title)), box=box.SIMPLE_HEAD, title_justify="left")
     columns = list(rows[0]) if rows else []
     cells = [["" if value is None else printable(str(value)) for value in row.values()] for row in rows]
-    texts = [[key.replace("_", " "), *own] for key, *own in zip(columns, *cells, strict=True)]
+    texts = [
+        [" ".join(UNITS.get(word, word) for word in key.split("_")), *own]
+        for key, *own in zip(columns, *cells, strict=True)
+    ]
     widths = _widths(texts, console.width - BETWEEN_COLUMNS * len(columns) - 1)
     for key, own, width in zip(columns, texts, widths, strict=True):
         numeric = all(isinstance(r[key], int | float) for r in rows)

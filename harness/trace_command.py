@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, fail, fail_each
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, fail, fail_each, print_rows
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ MOST_TOLD = 20
 
 def trace(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
-    out: Annotated[Path, typer.Option(metavar="FILE.json", help="File to write; open it in ui.perfetto.dev.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="File to write; open it in ui.perfetto.dev.")
+    ] = None,
     cell: Annotated[str | None, typer.Option(help="The cell: its id, its label, or its arm if that is enough.")] = None,
     trial: Annotated[
         str | None, typer.Option(help="The trial, by its id; default: the cell's first that is ok.")
@@ -34,7 +37,7 @@ def trace(
         ),
     ] = None,
 ) -> None:
-    """Write what ran when in a trial: phases, units, links, copies and power on one clock."""
+    """Write what ran when in a trial: phases, units, links, copies, power. DIR alone lists its cells."""
     from results.report.files import replace_text
     from results.store import Store, StoreError
     from results.trace_events import n_events, trace_document
@@ -44,6 +47,9 @@ def trace(
     try:
         with Store.view(directory) as store:
             run = store.data()
+            if out is None:
+                _list_cells(run, directory, is_listing=(cell, trial, request, step) == (None,) * 4)
+                return
             own = _trial(run, cell, trial)
             window, facts = _window(own), _facts(run, own)
             found = timelines(window, run.load_parts(own.trial_id), own.completions, own.decode_steps)
@@ -68,6 +74,14 @@ def trace(
     if own.decode_steps and not any(track.group == THREADS for track in found.tracks):
         kept = f"the first {len(own.decode_steps)} decode steps of the window"
         typer.echo(f"What computed, waited and copied is kept of {kept}, and none of them is in this part.", err=True)
+
+
+def _list_cells(run: RunData, directory: Path, is_listing: bool) -> None:
+    if not is_listing:
+        fail("--out: names no file; write --out trace.json", EXIT_BAD_PLAN)
+    n_ok = Counter(one.cell_id for one in run.trials if one.status == "ok")
+    rows = [{"cell": one.cell_id, "label": one.label, "trials ok": n_ok[one.cell_id]} for one in run.cells]
+    print_rows(rows, False, f"{directory}: cells, for --cell (its id, its label or, where it has one cell, its arm)")
 
 
 def _trial(run: RunData, cell: str | None, trial: str | None) -> Trial:

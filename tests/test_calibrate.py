@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,15 @@ def test_a_dense_model_has_nothing_to_count(tmp_path: Path) -> None:
     found = joulebench("calibrate", str(tmp_path / "dense"), "--data", "boolq", "--out", str(tmp_path / "p"))
     assert found.code == 2
     assert "is dense" in found.problems[-1]
+
+
+def test_what_a_plan_writes_to_name_the_profile_is_told(tmp_path: Path) -> None:
+    out = tmp_path / 'my "own" p'
+    told = joulebench("calibrate", MODEL, "--data", "boolq", "--prompts", "2", "--out", str(out)).stdout.splitlines()[
+        -1
+    ]
+    written = told.partition("a plan names it as ")[2].removesuffix(" in [[engine]]")
+    assert tomllib.loads(written) == {"profile": str(out)}
 
 
 def test_a_profile_that_is_there_stays(profile: str) -> None:

@@ -106,7 +106,7 @@ def test_counters_of_other_layers_than_are_priced_say_so_wherever_they_stand() -
     assert [arm.method for arm in arms] == [("counted", words)] * 2
     out = io.StringIO()
     print_summary(RunFrames(data), Console(file=out, width=100))
-    assert f"calls, calls a window ({words}): first 714; second 100" in out.getvalue()
+    assert f"\ncalls a window ({words}): first 714; second 100" in out.getvalue()
 
 
 def test_the_terminal_tells_counters_that_part_the_arms() -> None:
@@ -116,5 +116,5 @@ def test_the_terminal_tells_counters_that_part_the_arms() -> None:
     trials = [trial(c, counters=EngineCounters(routed_pairs=8, expert_calls=n, weight_loads=16)) for c, _, n in arms]
     out = io.StringIO()
     print_summary(RunFrames(run(cells, trials)), Console(file=out, width=80))
-    assert "calls, calls a window: dropless 16; grouped 4" in out.getvalue()
+    assert "\ncalls a window: dropless 16; grouped 4" in out.getvalue()
     assert "loads, experts" not in out.getvalue()

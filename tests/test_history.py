@@ -332,7 +332,8 @@ def test_baselines_are_set_added_to_listed_and_removed(tmp_path: Path) -> None:
     write_history(tmp_path, 3, step)
     at = ("--history", str(tmp_path))
     assert joulebench("baseline", "set", "good", str(tmp_path / "run000"), *at).code == 0
-    assert joulebench("baseline", "set", "good", "run001-id", "--add", *at).stdout == "baseline good: run000, run001\n"
+    added = joulebench("baseline", "set", "good", "run001-id", "--add", *at)
+    assert added.stdout == f"baseline good of {tmp_path}: run000, run001\n"
     assert "[good]" in listed(tmp_path).stdout.splitlines()[1]
     assert "run000, run001" in joulebench("baseline", "list", *at).stdout
     assert joulebench("baseline", "remove", "good", *at).code == 0

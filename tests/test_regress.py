@@ -109,6 +109,17 @@ def test_much_noise_proves_nothing(tmp_path: Path) -> None:
     assert (one.verdict, "too much noise: only a change above" in one.reason) == ("UNRELIABLE", True)
 
 
+def test_changes_of_many_times_the_figure_are_told_as_times(tmp_path: Path) -> None:
+    """A floor of 22974356.7 % is no figure that anybody can use."""
+    write_history(tmp_path, 5, slower(0, 0))
+    series = judged(tmp_path)["dropless"].series
+    assert series.is_log
+    assert series.shown(math.log(10.9)) == "+990.0 %"
+    assert series.shown(math.log(12.3)) == "12 times"
+    assert series.shown(math.log(229744.567)) == "230,000 times"
+    assert series.shown(math.log(1e-6)) == "-100.0 %"
+
+
 def test_few_runs_are_held_against_runs_of_the_baseline_itself(tmp_path: Path) -> None:
     write_history(tmp_path, 7, slower(30, 5), arms=("a", "b"))
     found = judged(tmp_path, baseline=5)
@@ -295,6 +306,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     for arguments, said in (
         (("--baseline", "good", str(tmp_path)), "--baseline good: no baseline and no run of"),
+        (("--baseline", "good", str(tmp_path)), f"`joulebench baseline set NAME RUN --history {tmp_path}` makes one"),
         (
             ("--baseline", "run000", str(tmp_path), "--anchor", "x"),
             "--anchor x: run000 has no such arm; it has dropless",

@@ -40,3 +40,11 @@ def test_no_column_is_lost(columns: int, monkeypatch: pytest.MonkeyPatch, capsys
     characters = sorted("".join(told.split()).replace("─", ""))
     expected = "".join(map(str, ROWS[0].values())) + "".join(ROWS[0]).replace("_", "") + "Techniques"
     assert characters == sorted(expected.replace(" ", ""))
+
+
+def test_units_are_written_as_people_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """ "energy j" and "average power w" stood over what `record` found."""
+    monkeypatch.setenv("COLUMNS", "80")
+    print_rows([{"duration_s": 3.0, "energy_j": 24.2, "average_power_w": 8.1}], False, "recorded")
+    head = capsys.readouterr().out.splitlines()[2]
+    assert head.split("  ")[1:] == ["duration s", " energy J", " average power W", ""]

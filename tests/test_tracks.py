@@ -212,6 +212,14 @@ def test_the_command_writes_a_step_of_a_run(finished_run: FinishedRun, tmp_path:
     assert several.code == 2
     assert "the run has several cells; name one with --cell: " in several.stderr
     cell = several.stderr.split("--cell: ")[1].split(" (")[0]
+    listed = joulebench("trace", run)
+    assert listed.code == 0, listed.stderr
+    with Store.view(finished_run.directory) as store:
+        for own in store.data().cells:
+            assert own.cell_id in listed.stdout
+            assert own.engine in listed.stdout
+    nowhere = joulebench("trace", run, "--cell", cell)
+    assert (nowhere.code, nowhere.stderr) == (2, "error: --out: names no file; write --out trace.json\n")
     whole = joulebench("trace", run, "--cell", cell, "--out", str(out))
     assert whole.code == 0, whole.stderr
     assert_apart(json.loads(out.read_text())["traceEvents"])

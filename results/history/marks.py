@@ -8,6 +8,7 @@ Several runs of one name are runs of the same thing (A/A): how far they are apar
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,7 @@ def unmark(directory: Path, name: str) -> None:
     with _held(directory):
         marks = read_marks(directory)
         if name not in marks:
-            raise HistoryError(f"{name}: no such baseline in {directory / MARKS}; {_known(marks)}")
+            raise HistoryError(f"{name}: no such baseline in {directory / MARKS}; {_known(marks, directory)}")
         _write(directory, {other: own for other, own in marks.items() if other != name})
 
 
@@ -122,10 +123,12 @@ def baseline_runs(history: History, name: str) -> list[RunPoint]:
         return [run_named(history, name)]
     except HistoryError as error:
         raise HistoryError(
-            f"--baseline {name}: no baseline and no run of {history.directory} is called so; {_known(marks)}"
+            f"--baseline {name}: no baseline and no run of {history.directory} is called so;"
+            f" {_known(marks, history.directory)}"
         ) from error
 
 
-def _known(marks: Mapping[str, Sequence[str]]) -> str:
+def _known(marks: Mapping[str, Sequence[str]], directory: Path) -> str:
+    """And how to make one of that folder, which `joulebench baseline` takes by --history alone."""
     known = f"baselines: {', '.join(marks)}" if marks else "there are no baselines yet"
-    return f"{known}; `joulebench baseline set NAME RUN` makes one"
+    return f"{known}; `joulebench baseline set NAME RUN --history {shlex.quote(str(directory))}` makes one"

@@ -19,6 +19,9 @@ from results.history.points import CellPoint, Figure, RunPoint
 from results.history.rests import changed_rests, known_rests
 from results.history.settings import changed_settings
 
+MOST_PERCENT = 1000
+"""Changes above it are told as times."""
+
 
 class Point(NamedTuple):
     """x: what a series is made of. error: its standard error, as the run itself tells it. anchor: of the same run."""
@@ -43,8 +46,10 @@ class Series:
         return find_levels([p.x for p in self.points], [p.error for p in self.points])
 
     def shown(self, size: float) -> str:
-        """A difference of x: "+1.2 %", of scores "-0.5 points"."""
+        """A difference of x: "+1.2 %", of much more than the whole "230,000 times", of scores "-0.5 points"."""
         number = 100 * self.size(size)
+        if self.is_log and number >= MOST_PERCENT:
+            return f"{float(f'{1 + number / 100:.2g}'):,.0f} times"
         return f"{number:+.{1 if abs(number) >= 1 else 2}f} {'%' if self.is_log else 'points'}"
 
     def settings_changed(self, after: int = 0) -> list[tuple[RunPoint, str]]:
