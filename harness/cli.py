@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 
-from harness.interrupts import end_at_once
+from harness.interrupts import end_at_once, watch_output
 
 
 def main() -> None:
     end_at_once()
-    _show_what_it_lacks()
+    watch_output()
     _refuse_a_folder_that_is_gone()
     from harness.commands import app
 
@@ -32,9 +31,3 @@ def _refuse_a_folder_that_is_gone() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the current folder is not there any more: go to another one (cd)\n")
         raise SystemExit(2) from None
-
-
-def _show_what_it_lacks() -> None:
-    """A terminal of another alphabet (ISO-8859-1) shows a sign that it lacks by its number, and the command goes on."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")

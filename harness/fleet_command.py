@@ -85,7 +85,7 @@ def start(
             EXIT_BAD_PLAN,
         )
     refuse_no_path(out)
-    raise_in_command()
+    raise_in_command(is_long=True)
     console = console_of(stderr=as_json)
     directory: Path | None = None
     try:

@@ -4,16 +4,22 @@ Each ends it with a line and the exit code 128 + its number, as a shell would sa
 has anything to keep it ends at once; from `raise_in_command` on it is raised in the command, which keeps what is
 finished. A second one does not wait for that; one that comes with the first (a wrapper passes it on, a service manager
 sends two) is no second one. This module is imported first, and so imports almost nothing.
+
+Standard output that cannot be written any more (a full disk, a reader who is gone) ends it in the same way.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
+import sys
+import threading
 import time
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 WORDS = {
     signal.SIGINT: "interrupted",
@@ -21,6 +27,7 @@ WORDS = {
     signal.SIGHUP: "hung up (SIGHUP)",
 }
 FIRST_CODE = 128
+NOT_WRITTEN_CODE = 7
 SAME_S = 1.0
 """What comes so soon after the first was not sent by somebody who has read what the first one does."""
 
@@ -33,6 +40,8 @@ _held: list[int] = []
 _first_s: list[float] = []
 _continued: list[int] = []
 """One for each time that this process was let go on."""
+_in_command: list[bool] = []
+"""Not empty from `raise_in_command` on."""
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
@@ -43,12 +52,22 @@ class InterruptedBySignalError(KeyboardInterrupt):
         self.number = number
 
 
+class OutputLostError(KeyboardInterrupt):
+    """What is printed cannot be written. Passes through everything that Ctrl-C passes through."""
+
+    def __init__(self, error: OSError) -> None:
+        self.code = FIRST_CODE + signal.SIGPIPE if error.errno == errno.EPIPE else NOT_WRITTEN_CODE
+        super().__init__(f"standard output cannot be written ({error.strerror})")
+
+
 def told(number: int) -> str:
     return WORDS[signal.Signals(number)]
 
 
 def words_and_code(error: KeyboardInterrupt) -> tuple[str, int]:
     """What to say of an interrupt, and the exit code."""
+    if isinstance(error, OutputLostError):
+        return str(error), error.code
     number = error.number if isinstance(error, InterruptedBySignalError) else signal.SIGINT
     return told(number), FIRST_CODE + number
 
@@ -59,6 +78,7 @@ def end_at_once() -> None:
         _taken.extend(number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN)
     for number in _taken:
         signal.signal(number, _end)
+    _in_command.clear()
     count_stops()
 
 
@@ -72,8 +92,9 @@ def n_stops() -> int:
     return len(_continued)
 
 
-def raise_in_command() -> None:
-    """From now on, once."""
+def raise_in_command(is_long: bool = False) -> None:
+    """From now on, once. is_long: of a command that measures for minutes, a reader who has gone is told too."""
+    _in_command.append(is_long)
     for number in _taken:
         signal.signal(number, _raise)
 
@@ -132,6 +153,57 @@ def _note_first(number: int) -> None:
         _leave_terminal()
 
 
+class _Watched(io.TextIOWrapper):
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            _lose(self.fileno(), error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            _lose(self.fileno(), error)
+
+
+def watch_output() -> None:
+    """From now on, for the whole program. A stream that was closed (`>&-`) leads nowhere: the next file that is opened
+    would have its number, and get what libraries and this module write there. A sign that a terminal of another
+    alphabet (ISO-8859-1) lacks is shown by its number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number
+    sys.stdout, sys.stderr = _watched(sys.stdout), _watched(sys.stderr)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _watched(stream: Any) -> Any:
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    how = (stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through)
+    return _Watched(stream.buffer, *how)
+
+
+def _lose(descriptor: int, error: OSError) -> None:
+    """What is printed from now on goes nowhere. Errors that nobody can be told end nothing. Who stops reading a list
+    (`| head`) has what they want: the command ends with 1 and no word then."""
+    _lead_nowhere(descriptor)
+    if descriptor != 1 or threading.current_thread() is not threading.main_thread():
+        return
+    if error.errno == errno.EPIPE and not any(_in_command):
+        raise error
+    if _in_command:
+        raise OutputLostError(error)
+    words, code = words_and_code(OutputLostError(error))
+    _tell(f"error: {words}")
+    os._exit(code)
+
+
 def _tell(line: str) -> None:
     """Also from inside of a signal's handler."""
     with suppress(OSError):  # nobody may be left to read it
@@ -145,6 +217,10 @@ def _leave_terminal() -> None:
             os.tcgetpgrp(descriptor)
         except OSError as error:
             if error.errno == errno.EIO:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+                _lead_nowhere(descriptor)
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -87,7 +87,7 @@ def run(
     if launched is not None and launched.rank > 0:
         _serve(launched)
         return
-    raise_in_command()
+    raise_in_command(is_long=True)
     # A file of weights that is cut short while it is mapped ends the process (SIGBUS), else without a word.
     faulthandler.enable(STDERR, all_threads=False)
     refuse_no_path(out)

@@ -105,7 +105,7 @@ def tune(
 ) -> None:
     """Search the cores, or other keys of a plan, that cost least on a device; write a tuned profile."""
     quiet_libraries()
-    raise_in_command()
+    raise_in_command(is_long=True)
     from harness.tuning.asked_plan import Asked
 
     problems: list[str] = []
