@@ -147,6 +147,25 @@ def test_slices_share_the_rows_that_are_not_fetched(shard: str) -> None:
     assert parameters.build(BuildContext(6, sizes)).plan(LayerInput(0, "prefill", six)).counters().rows_not_fetched == 6
 
 
+def test_a_rank_provisions_blocks_for_all_pairs_and_its_own_experts() -> None:
+    """6 pairs in blocks of 2, two of four experts a rank: ceil(6 / 2) + 2 - 1 = 4 blocks on each, as all 6 may come to
+    it (5 + 1 rows need 3 + 1). Blocks of padding run its last expert."""
+    parameters = CustomParameters.model_validate(
+        {
+            "place": {"kind": "expert_parallel"},
+            "layout": {"kind": "blocks", "block_size": 2, "skip_padding_blocks": False},
+        }
+    )
+    technique = parameters.build(BuildContext(6, ModelSizes(4, 1, 8, 8, 384, 1, 1), ranks=2))
+    for choices, blocks in (
+        ((0, 1, 0, 2, 1, 0), [(0, 0, 2), (0, 0, 1), (0, 1, 2), (0, 1, 0), (1, 2, 1), *[(1, 3, 0)] * 3]),
+        ((0, 0, 0, 0, 0, 1), [(0, 0, 2), (0, 0, 2), (0, 0, 1), (0, 1, 1), *[(1, 3, 0)] * 4]),
+    ):
+        plan = technique.plan(LayerInput(0, "prefill", routed([[e] for e in choices], 4)))
+        assert [(int(call.kind.unit[5:]), call.experts[0], call.n_valid) for call in plan.calls] == blocks
+        assert {call.n_rows for call in plan.calls} == {2}
+
+
 # --- dropping --------------------------------------------------------------------------------------------------------
 
 

@@ -7,9 +7,10 @@ ceil(n_e / B); which block has which expert follows from the cumulative sum of t
     tight         min(T K, ceil((T K - (E - 1)) / B) + E - 1)            (as its reference code has it)
 
 Blocks that no expert needs are all padding: computed unless `skip_padding_blocks` (the guide's dynamic loop). Which
-expert they would run is not said; here the last one. `skip_weight_loads`: a block that follows one of the same expert
-finds its weights loaded. `skip_padded_rows`: rows of padding, in blocks of padding only too, are not fetched; they are
-computed still. All three skips are on by themselves, as the guide recommends.
+expert they would run is not said; here the last one, as in its reference code. Of a rank, E is the number of experts
+that it holds: all pairs may come to it. `skip_weight_loads`: a block that follows one of the same expert finds its
+weights loaded. `skip_padded_rows`: rows of padding, in blocks of padding only too, are not fetched; they are computed
+still. All three skips are on by themselves, as the guide recommends.
 
 `block_size = "intensity"` takes the smallest power of two from 64 on whose arithmetic intensity, B n_blocks / E FLOP
 for a byte of bf16 weights, reaches `flop_per_byte` of the machine. A step of few pairs has blocks for all E experts or,
@@ -27,6 +28,7 @@ from pydantic import Field, field_validator
 
 from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
+from engines.residency import Booleans
 from engines.techniques.base import Overflow, Rows
 from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record
@@ -101,7 +103,8 @@ class Blocks:
             size *= 2
         return size
 
-    def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
+    def rows(self, seen: LayerInput, load_E: Integers, own_E: Booleans | None = None) -> Rows:
+        """own_E: the experts that are laid out here, which are those of one rank; None: all."""
         n_tokens, top_k = seen.routing.expert_ids_TK.shape
         n_pairs, n_experts, parameters = n_tokens * top_k, len(load_E), self._parameters
         size = self.block_size(n_pairs, n_experts)
@@ -111,8 +114,9 @@ class Blocks:
         place_S = np.arange(len(expert_S)) - np.repeat(np.cumsum(needed_E) - needed_E, needed_E)
         valid_S = np.minimum(load_E[expert_S] - place_S * size, size)
         if not parameters.skip_padding_blocks:
-            n_more = n_blocks(n_pairs, n_experts, size, parameters.block_count) - len(expert_S)
-            expert_S = np.append(expert_S, np.full(n_more, n_experts - 1))
+            own = range(n_experts) if own_E is None else own_E.nonzero()[0].tolist()
+            n_more = n_blocks(n_pairs, len(own), size, parameters.block_count) - len(expert_S)
+            expert_S = np.append(expert_S, np.full(n_more, own[-1]))
             valid_S = np.append(valid_S, np.zeros(n_more, dtype=np.int64))
         rows_S, loads_S = np.full(len(expert_S), size), np.ones(len(expert_S), dtype=np.int64)
         if parameters.skip_weight_loads:
