@@ -5,16 +5,17 @@ p of n samples are right. The closed form, p -+ z sqrt(p (1 - p) / n), has no wi
 
     (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
-so that 4 of 4 is [0.51, 1].
+so that 4 of 4 is [0.51, 1]. Other scores have Student's interval, and share that end (`score_interval`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from results.records import Score
 from results.runs import RunData
-from results.statistics import NORMAL_95
+from results.statistics import CONFIDENCE, NORMAL_95
 
 
 def binary_metrics(run: RunData) -> dict[str, frozenset[str]]:
@@ -22,6 +23,15 @@ def binary_metrics(run: RunData) -> dict[str, frozenset[str]]:
 
     That no sample of any arm had another score is the evidence: lm-eval does not tell a metric's range.
     """
+    return _metrics_with(run, lambda score: score.higher_is_better and score.value in (0.0, 1.0))
+
+
+def metrics_within_0_and_1(run: RunData) -> dict[str, frozenset[str]]:
+    """By workload: metrics whose score lay there for every sample of every arm. The same evidence."""
+    return _metrics_with(run, lambda score: 0.0 <= score.value <= 1.0)
+
+
+def _metrics_with(run: RunData, has: Callable[[Score], bool]) -> dict[str, frozenset[str]]:
     workload_of = {cell.cell_id: cell.workload for cell in run.cells}
     found: dict[str, dict[str, bool]] = {workload: {} for workload in workload_of.values()}
     for trial in run.trials:
@@ -30,7 +40,7 @@ def binary_metrics(run: RunData) -> dict[str, frozenset[str]]:
             if score.sample_id is not None:
                 if score.metric not in own:
                     own[score.metric] = not _is_overlap(score.metric)
-                if not (score.higher_is_better and score.value in (0.0, 1.0)):
+                if not has(score):
                     own[score.metric] = False
     return {workload: frozenset(m for m, holds in own.items() if holds) for workload, own in found.items()}
 
@@ -53,6 +63,21 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     half = math.sqrt(z2_n * (share * (1 - share) + z2_n / 4)) / (1 + z2_n)
     # At 0 and 1 an end is the share itself, but for rounding.
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def score_interval(mean: float, stderr: float, n: int, is_within_0_and_1: bool) -> tuple[float, float]:
+    """95 % interval of the mean of n samples' scores: Student's t.
+
+    Samples that all have 0, or all 1, scatter by nothing, and say little of those that were not asked. Of all scores
+    within [0, 1] with such a mean those of 0 and 1 scatter most, so Wilson's interval holds for them.
+    """
+    from scipy import special
+
+    if stderr == 0.0 and is_within_0_and_1 and mean in (0.0, 1.0):
+        return wilson_interval(mean, n)
+    half = float(special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * stderr
+    low, high = mean - half, mean + half
+    return (max(0.0, low), min(1.0, high)) if is_within_0_and_1 else (low, high)
 
 
 def _is_overlap(metric: str) -> bool:

@@ -4,7 +4,7 @@ Which n: a trial's value is one number, and `n`, `mean`, `median` and the interv
 unmarked. `p50`, `p90` and `p99` of ttft, tpot, itl, e2e and of waits under load are pooled over all their requests
 (itl: gaps), because a tail belongs to requests; a percentile q needs 1 / (1 - q) values, else it is empty. For accuracy
 `n` counts samples (and `n_failed` still trials), because the repeats ask the same items again: its interval is Wilson's
-where every sample is right or wrong (`results.binary_scores`), else the mean +- 1.96 standard errors of the task.
+where every sample is right or wrong (`results.binary_scores`), else Student's, of the task's standard error.
 
 Accuracy is also over trials that are marked for a busy neighbour alone: it makes an answer late, and changes none.
 
@@ -15,13 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from results.achieved import ACHIEVED_METRICS, achieved_observations, unseen_achieved
-from results.binary_scores import binary_metrics, is_share, wilson_interval
+from results.binary_scores import (
+    binary_metrics,
+    is_share,
+    metrics_within_0_and_1,
+    score_interval,
+    wilson_interval,
+)
 from results.cells import (
     answering,
     counted_by,
@@ -51,7 +57,7 @@ from results.metrics import (
 )
 from results.records import Cell, Method
 from results.runs import RunData
-from results.statistics import NORMAL_95, Summary, percentile, summarise
+from results.statistics import Summary, percentile, summarise
 from results.trials import Trial
 
 COLUMNS = (
@@ -61,15 +67,22 @@ COLUMNS = (
 _STATISTICS = ("mean", "median", "p50", "p90", "p99", "ci_low", "ci_high")
 
 
+class _Scores(NamedTuple):
+    """Of a workload. binary: those that are 0 or 1 for each sample. within: those that lie there."""
+
+    asked: list[str]
+    binary: frozenset[str]
+    within: frozenset[str]
+
+
 def tidy(run: RunData) -> pd.DataFrame:
     """One row per cell, metric, phase, meter and method; columns `COLUMNS`."""
     trials = trials_of(run)
-    asked, sources, binary = _aggregates_by_workload(run), data_sources(run), binary_metrics(run)
+    sources, asked = data_sources(run), _aggregates_by_workload(run)
+    binary, within = binary_metrics(run), metrics_within_0_and_1(run)
+    scores = {workload: _Scores(asked[workload], binary[workload], within[workload]) for workload in asked}
     rows = chain.from_iterable(
-        _as_counted(
-            cell,
-            _rows(identity_of(run, cell, sources), trials[cell.cell_id], asked[cell.workload], binary[cell.workload]),
-        )
+        _as_counted(cell, _rows(identity_of(run, cell, sources), trials[cell.cell_id], scores[cell.workload]))
         for cell in run.cells
     )
     return frame_of(rows, COLUMNS, ("phase", "meter", "reason"), _STATISTICS, ("n", "n_failed"))
@@ -126,12 +139,9 @@ def identity_of(run: RunData, cell: Cell, sources: dict[str, str | None]) -> dic
     }
 
 
-def _rows(
-    identity: dict[str, Any], trials: list[Trial], asked: list[str], binary: frozenset[str]
-) -> Iterator[dict[str, Any]]:
-    """asked: scores of the workload. binary: those that are 0 or 1 for each sample."""
+def _rows(identity: dict[str, Any], trials: list[Trial], scores: _Scores) -> Iterator[dict[str, Any]]:
     yield from _cost_rows(identity, trials)
-    yield from _score_rows(identity, trials, asked, binary)
+    yield from _score_rows(identity, trials, scores)
 
 
 def _cost_rows(identity: dict[str, Any], trials: list[Trial]) -> Iterator[dict[str, Any]]:
@@ -145,27 +155,33 @@ def _cost_rows(identity: dict[str, Any], trials: list[Trial]) -> Iterator[dict[s
             yield row | {"reason": joined_reasons([no_interval, reason, left_out] if good else [reason])}
 
 
-def _score_rows(
-    identity: dict[str, Any], trials: list[Trial], asked: list[str], binary: frozenset[str]
-) -> Iterator[dict[str, Any]]:
+def _score_rows(identity: dict[str, Any], trials: list[Trial], scores: _Scores) -> Iterator[dict[str, Any]]:
     good, n_failed = answering(trials), sum(t.has_failed for t in trials)
     left_out = left_out_reason(trials, not good, answering)
     if not good:
-        for observation in (Observation(m, None, "1", "missing", None, left_out or NO_TRIAL) for m in asked):
+        for observation in (Observation(m, None, "1", "missing", None, left_out or NO_TRIAL) for m in scores.asked):
             for row, _, reason in _described(identity, [observation], n_failed, 0):
                 yield row | {"reason": reason}
         return
     grouped = _grouped(good, (accuracy_observations,))
     samples = _sample_counts(good)
     wholes = [s for t in good for s in t.scores if s.sample_id is None]
-    shares = samples.keys() - {s.metric for s in wholes if not is_share(s, binary)}
+    shares = samples.keys() - {s.metric for s in wholes if not is_share(s, scores.binary)}
     stderrs = {g[0].metric: _mean(g) for g in grouped if g[0].metric.endswith("_stderr")}
     for group in grouped:
         metric = group[0].metric
         for row, _, reason in _described(identity, group, n_failed, len(good)):
             row |= {"reason": joined_reasons([reason, left_out])}
             n_samples = samples[metric.removesuffix("_stderr")]
-            yield row | _over_samples(row["mean"], stderrs.get(f"{metric}_stderr"), n_samples, metric in shares)
+            row |= {"n": n_samples, "p50": None, "p90": None, "p99": None, "ci_low": None, "ci_high": None}
+            mean, stderr = row["mean"], stderrs.get(f"{metric}_stderr")
+            # Over items, not over repeats of the same items; a standard error has none.
+            if mean is not None and metric in shares:
+                row["ci_low"], row["ci_high"] = wilson_interval(mean, n_samples)
+            elif mean is not None and stderr is not None and n_samples > 1:
+                is_within = metric.partition("/")[0] in scores.within
+                row["ci_low"], row["ci_high"] = score_interval(mean, stderr, n_samples, is_within)
+            yield row
 
 
 def _described(
@@ -232,16 +248,6 @@ def _summaries(
         n_without = n_good - len(values)
         without = f"{n_without} of {n_good} trials without a {method} figure" if n_without else None
         yield method, summary, ": ".join(filter(None, [without, reasons])) or None
-
-
-def _over_samples(mean: float | None, stderr: float | None, n_samples: int, is_a_share: bool) -> dict[str, Any]:
-    """An accuracy's interval is over items, not over repeats of the same items; its standard error has none."""
-    row: dict[str, Any] = {"n": n_samples, "p50": None, "p90": None, "p99": None, "ci_low": None, "ci_high": None}
-    if mean is not None and is_a_share:
-        row["ci_low"], row["ci_high"] = wilson_interval(mean, n_samples)
-    elif mean is not None and stderr is not None:
-        row |= {"ci_low": mean - NORMAL_95 * stderr, "ci_high": mean + NORMAL_95 * stderr}
-    return row
 
 
 def _aggregates_by_workload(run: RunData) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import binomtest
+from scipy.stats import t as student
 
 from results import tables
 from results.counters import COUNTERS, EngineCounters
@@ -256,7 +257,7 @@ def test_accuracy_interval_is_the_closed_form_over_items() -> None:
     data = one_cell(*(trial(repeat=i, scores=scores) for i in range(3)))
     acc = row(data, "acc")
     assert (acc["n"], acc["mean"]) == (96, pytest.approx(0.4))
-    assert (acc["ci_low"], acc["ci_high"]) == pytest.approx((0.4 - 0.098, 0.4 + 0.098), abs=1e-4)
+    assert (acc["ci_low"], acc["ci_high"]) == pytest.approx(student.interval(0.95, 95, 0.4, 0.05))
     assert row(data, "acc_stderr")["mean"] == pytest.approx(0.05)
     assert list(tables.accuracy(data)["metric"]) == ["acc", "acc_stderr"]
 
@@ -276,7 +277,26 @@ def test_a_mean_of_unlike_subjects_keeps_the_closed_form_of_its_task() -> None:
     """(1 + 1/2) / 2 of three samples, as a group that does not weight by size: no share of them."""
     singles = tuple(Score(metric="acc", value=v, sample_id=f"s{i}") for i, v in enumerate((1.0, 1.0, 0.0)))
     acc = row(one_cell(trial(scores=(*singles, Score(metric="acc", value=0.75, stderr=0.1, n=3)))), "acc")
-    assert (acc["ci_low"], acc["ci_high"]) == pytest.approx((0.75 - 0.196, 0.75 + 0.196), abs=1e-4)
+    low, high = student.interval(0.95, 2, 0.75, 0.1)
+    assert high > 1
+    assert (acc["ci_low"], acc["ci_high"]) == pytest.approx((low, 1.0))
+
+
+def test_scores_that_all_are_1_have_an_interval_with_a_width_where_other_arms_have_less() -> None:
+    """RULER's tasks of four needles: a sample may have three of them."""
+
+    def found(cell_id: str, *values: float) -> Trial:
+        own = [Score(metric="4096", value=v, sample_id=f"s{i}") for i, v in enumerate(values)]
+        mean, n = np.mean(values), len(values)
+        whole = Score(metric="4096", value=float(mean), stderr=float(np.std(values, ddof=1) / n**0.5), n=n)
+        return trial(cell_id, scores=(*own, whole))
+
+    data = run([cell("a"), cell("b")], [found("a", *10 * [1.0]), found("b", *9 * [1.0], 0.75)])
+    first, second = (row(data, "4096", cell=name) for name in ("a", "b"))
+    expected = binomtest(10, 10).proportion_ci(method="wilson")
+    assert (first["ci_low"], first["ci_high"]) == pytest.approx((expected.low, 1.0))
+    low, high = student.interval(0.95, 9, 0.975, 0.025)
+    assert (second["ci_low"], second["ci_high"]) == pytest.approx((low, min(high, 1.0)))
 
 
 def test_drop_and_pad_rates_are_what_the_engine_counted() -> None:
