@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from results.cells import data_sources, mark_words, trials_of
+from results.cells import STOPPED, data_sources, mark_words, trials_of
 from results.history.changes import find_levels
 from results.metrics import energy_observations, latency_observations
 from results.records import Cell, Phase
@@ -152,7 +152,9 @@ def series_of(cell: Cell, number: int, trials: Sequence[Trial]) -> Series | None
 
 
 def _round(trial: Trial, begun_s: float) -> Round:
-    speeds = {o.phase: o.value for o in latency_observations(trial) if o.metric == "throughput"}
+    # A round in which we were stopped has its place in time, and says nothing of the device.
+    is_whole = STOPPED not in trial.marks
+    speeds = {o.phase: o.value for o in latency_observations(trial) if o.metric == "throughput" and is_whole}
     watts = next(
         (o for o in energy_observations(trial) if o.metric == "average_power" and o.phase == "all" and o.unit == "W"),
         None,
@@ -165,9 +167,9 @@ def _round(trial: Trial, begun_s: float) -> Round:
         (trial.window_end_s or 0.0) - begun_s,
         speeds.get("decode"),
         speeds.get("prefill"),
-        watts.value if watts else None,
-        watts.reason if watts else "no meter was read in watts",
-        watts.method if watts and watts.value is not None else "missing",
+        watts.value if watts and is_whole else None,
+        (watts.reason if watts else "no meter was read in watts") if is_whole else "joulebench was stopped meanwhile",
+        watts.method if watts and watts.value is not None and is_whole else "missing",
         state.temperature_c if state else None,
         state.battery_percent if state else None,
         any(throttled) if throttled else None,

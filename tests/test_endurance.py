@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -19,10 +20,12 @@ from devices.android import battery as battery_module
 from devices.base import DeviceError
 from engines.base import PhaseListener
 from harness.commands import app
+from harness.interrupts import count_stops
 from harness.opening import open_run
 from harness.plan import build_plan
 from harness.runner import Runner
 from harness.schema import EnduranceSpec, TrialProtocol
+from results.cells import STOPPED
 from results.endurance import NO_STEP, Series, changes_of, endurance_of, round_rows, step_rows
 from results.environments import Conditions
 from results.records import Completion, Request
@@ -266,6 +269,41 @@ def test_a_neighbour_on_one_side_of_a_step_is_told_beside_it(tmp_path: Path) -> 
     assert "up to 53 % of it, and may be its cause" in words
     [words] = told(0.53, 0.02)
     assert words.startswith(f"{len(series.rounds) - n_after} of {len(series.rounds) - n_after} rounds before that step")
+
+
+class StoppedEngine(HeldBackEngine):
+    """Once, ten minutes pass in a request, and the process goes on after them."""
+
+    stops_in: int | None = 20
+
+    def run(self, request: Request, on_phase: PhaseListener) -> Completion:
+        if self.stops_in is not None:
+            self.stops_in -= 1
+            if self.stops_in == 0:
+                self.stops_in = None
+                signal.raise_signal(signal.SIGCONT)
+                self._machine.work(600.0, 0.0)
+        return super().run(request, on_phase)
+
+
+def test_a_round_in_which_joulebench_was_stopped_has_no_speed(tmp_path: Path) -> None:
+    """It would be a step down and up again, at 1 % of the speed."""
+    bench = HotBench()
+    bench.engine = StoppedEngine(bench.machine, bench.fake_device)
+    before = signal.getsignal(signal.SIGCONT)
+    count_stops()
+    try:
+        run_to_end(bench, tmp_path / "run", {"minutes": 12, "until_temperature_c": 90})
+    finally:
+        signal.signal(signal.SIGCONT, before)
+    [series] = found_in(tmp_path / "run")
+    [held] = [r for r in series.rounds if r.trial.marks]
+    assert held.trial.marks == (STOPPED,)
+    assert held.to_s - held.from_s > 600
+    assert (held.decode_per_s, held.prefill_per_s, held.power_w, held.power_method) == (None, None, None, "missing")
+    assert held.power_reason == "joulebench was stopped meanwhile"
+    assert [speed for _, speed in series.speeds] == pytest.approx([1 / TOKEN_S] * (len(series.rounds) - 1))
+    assert (series.steps, series.why_no_step) == ((), NO_STEP)
 
 
 def test_too_few_rounds_and_an_even_speed_have_no_step(tmp_path: Path) -> None:
