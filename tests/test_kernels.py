@@ -156,6 +156,47 @@ def test_int8_arithmetic_of_nibbles_that_fill_half_a_register_loses_no_column(fo
         assert relative_error(native.linear(x, weight), expected) < 1e-6
 
 
+@needs_compiler
+@pytest.mark.parametrize("form", ["int4 g32", "int4 g64"])
+@pytest.mark.parametrize("width", [64, 192, 320, 1024])
+@pytest.mark.parametrize("n_rows", [*range(1, 9), 20])
+def test_nibbles_in_fp32_arithmetic_lose_no_more_than_half_a_step_of_24_bits_beside_an_outlier(
+    n_rows: int, width: int, form: str
+) -> None:
+    """The bound of inputs that share an exponent, in blocks of 32 whose numbers lie far apart, plus that of fp32 sums.
+
+    A step is 2^-22 of the power of two below the largest, and a sum of a row is good to 2^-23 of its magnitudes for
+    each of the few additions that one lane makes.
+    """
+    weight = STORED[form](random(9, width, seed=5))
+    for size in (1.0, 1e-30, 1e30):
+        x = random(n_rows, width) * size
+        x[:, 5::32] *= 10 ** random(1, x[:, 5::32].shape[1], seed=7).mul(2).clamp(-4, 4)
+        x[0, :32] = 0
+        w = weight.to(torch.float32).double().abs()
+        step = torch.stack([b.abs().amax(-1) for b in x.double().split(32, dim=-1)], -1) * 2.0**-22 * 1.0079
+        of_step = step.repeat_interleave(32, -1) / 2 @ w.T
+        of_sums = x.double().abs() @ w.T * 2.0**-23 * 8
+        error = (native.linear(x, weight).double() - x.double() @ weight.to(torch.float32).double().T).abs()
+        assert bool((error <= of_step + of_sums).all())
+
+
+@needs_compiler
+@pytest.mark.parametrize("n_rows", [*range(1, 9), 20])
+def test_nibbles_in_fp32_arithmetic_take_large_small_and_missing_numbers(n_rows: int) -> None:
+    for sign in (1.0, -1.0):
+        weight = STORED["int4 g32"](torch.full((5, 512), sign))
+        for value in (3.0, -3.0, 1.9999999, 2.0, 1e35, 1e-28):
+            found = native.linear(torch.full((n_rows, 512), value), weight)
+            torch.testing.assert_close(found, torch.full((n_rows, 5), sign * value * 512), rtol=1e-5, atol=0)
+    weight = STORED["int4 g32"](random(6, 128, seed=5))
+    for odd in (float("nan"), float("inf"), -float("inf")):
+        x = random(n_rows, 128)
+        x[n_rows // 2, 40] = odd
+        missing = native.linear(x, weight).isfinite().logical_not().any(dim=1)
+        assert missing.tolist() == [row == n_rows // 2 for row in range(n_rows)]
+
+
 def bf16_by_hand(x: Tensor) -> Tensor:
     """The nearer of the two numbers of 8 significant bits that lie about it, of equally near ones the even one."""
     mantissa, exponent = torch.frexp(x.double())

@@ -11,8 +11,8 @@
 
 #include "bf16.h"
 #include "matrix.h"
+#include "narrow_rounded.h"
 #include "pool.h"
-#include "rounded.h"
 
 constexpr int kMaxTokens = 8;
 constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough
@@ -111,8 +111,9 @@ struct RaisedFp8 {
   }
 };
 
-// A nibble masked where it stands and converted is n * 16^j, exactly; the input carries 16^-j, exactly, so no shift is
-// needed. What the + 8 of int4's nibbles 0..6 adds is taken off by where each sum starts.
+// Where bytes are not multiplied (see kDigits), a nibble masked where it stands and converted is n * 16^j,
+// exactly; the input carries 16^-j, exactly, so no shift is needed. What the + 8 of int4's nibbles 0..6 adds is taken off by
+// where each sum starts.
 
 // Registers of nibbles that half a block of 64 columns is.
 constexpr int kOfHalf = 4 / kNibbles;
@@ -219,6 +220,28 @@ inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x
   for (int i = 0; i < R * T; i++) out[i] *= 0x1p126f / kRaise;
 }
 
+// How rows of a format want their input: as it is, raised, as prepare_int4 leaves it, in bytes, in three digits, or in bf16.
+enum class Input { kPlain, kRaised, kForInt4, kBytesForInt8, kBytesForInt4, kDigitsForInt4, kPairs };
+constexpr int kInputs = 7;
+
+inline Input input_of(const Matrix& m) {
+  if (m.arithmetic == kByInt8) return m.format == kInt4 ? Input::kBytesForInt4 : Input::kBytesForInt8;
+  if (is_by_pairs(m)) return Input::kPairs;
+  if (m.format == kInt4) return kMultipliesBytes ? Input::kDigitsForInt4 : Input::kForInt4;
+  return m.format == kFp8 || m.format == kMxfp4 ? Input::kRaised : Input::kPlain;
+}
+
+inline int64_t input_stride(const Matrix& m) {
+  switch (input_of(m)) {
+    case Input::kForInt4: return int4_stride(m.columns);
+    case Input::kPairs: return pairs_stride(m.columns);
+    case Input::kBytesForInt8:
+    case Input::kBytesForInt4:
+    case Input::kDigitsForInt4: return rounded_stride(m);
+    default: return m.columns;
+  }
+}
+
 inline bool is_in_order(const Matrix& m) { return m.arithmetic != kByInt8 && !is_by_pairs(m) && !has_nibbles(m); }
 
 template <bool InOrder, int R, int T>
@@ -227,7 +250,8 @@ inline void dot_rows(const Matrix& m, int64_t row, int64_t step, const float* x,
     if (is_by_pairs(m)) return dot_pairs<R, T>(m, row, step, x, out);
     if (m.format == kMxfp4) return dot_mxfp4<R, T>(m, row, step, x, out);
     if (m.format == kInt8) return dot_int8_bytes<R, T>(m, row, step, x, out);
-    if (m.arithmetic == kByInt8) return dot_int4_bytes<R, T>(m, row, step, x, out);
+    if (m.arithmetic == kByInt8) return dot_int4_bytes<1, R, T>(m, row, step, x, out);
+    if constexpr (kMultipliesBytes) return dot_int4_bytes<kDigits, R, T>(m, row, step, x, out);
     return dot_int4<R, T>(m, row, step, x, out);
   } else {
     const int64_t first = row * m.columns;
@@ -255,9 +279,9 @@ inline void dot_rows_of(const Matrix& m, int64_t row, int64_t step, int n_rows, 
 // As many rows at once as registers hold sums for, and what else a product of their format needs.
 template <int T>
 inline void dot_tokens(const Matrix& m, int64_t row, int64_t step, int n_rows, const float* x, float* out) {
-  constexpr int kFew = T <= 3 ? kStreams : kLanes == 16 || T <= 6 ? 2 : 1, kOfInt4Rows = std::max(2, kFew);
+  constexpr int kFew = T <= 3 ? kStreams : kLanes == 16 || T <= 6 ? 2 : 1, kOfFloats = std::max(2, kFew);
   if (is_in_order(m)) dot_rows_of<true, kStreams, T>(m, row, step, n_rows, x, out);
-  else if (m.format == kInt4 && m.arithmetic == kByFp32) dot_rows_of<false, kOfInt4Rows, T>(m, row, step, n_rows, x, out);
+  else if (input_of(m) == Input::kForInt4) dot_rows_of<false, kOfFloats, T>(m, row, step, n_rows, x, out);
   else dot_rows_of<false, kFew, T>(m, row, step, n_rows, x, out);
 }
 
@@ -304,23 +328,6 @@ inline void in_streams(const Matrix& m, int64_t begin, int64_t end, const F& vis
   if (step > 0) ask_first(m, begin, step);
   for (int64_t row = begin; row < begin + step; row++) visit(row, step, kStreams);
   for (int64_t row = begin + kStreams * step; row < end; row++) visit(row, 1, 1);
-}
-
-inline int64_t input_stride(const Matrix& m) {
-  if (m.arithmetic == kByInt8) return rounded_stride(m);
-  if (is_by_pairs(m)) return pairs_stride(m.columns);
-  return m.format == kInt4 ? int4_stride(m.columns) : m.columns;
-}
-
-// How rows of a format want their input: as it is, raised, as prepare_int4 leaves it, in bytes, or in bf16.
-enum class Input { kPlain, kRaised, kForInt4, kBytesForInt8, kBytesForInt4, kPairs };
-constexpr int kInputs = 6;
-
-inline Input input_of(const Matrix& m) {
-  if (m.arithmetic == kByInt8) return m.format == kInt4 ? Input::kBytesForInt4 : Input::kBytesForInt8;
-  if (is_by_pairs(m)) return Input::kPairs;
-  if (m.format == kInt4) return Input::kForInt4;
-  return m.format == kFp8 || m.format == kMxfp4 ? Input::kRaised : Input::kPlain;
 }
 
 // How rows are cut into chunks. Each is read from four places on, and every place costs a wait for the memory, so chunks
@@ -381,10 +388,11 @@ inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_row
   if (input == Input::kRaised)
     for (int64_t i = 0; i < n_rows * m.columns; i++) prepared[i] = x[i] * kRaise;
   else {
-    const auto prepare = input == Input::kForInt4 ? prepare_int4
-                         : input == Input::kPairs ? prepare_pairs
-                         : input == Input::kBytesForInt4 ? prepare_int4_bytes
-                                                         : prepare_int8_bytes;
+    const auto prepare = input == Input::kForInt4         ? prepare_int4
+                         : input == Input::kPairs         ? prepare_pairs
+                         : input == Input::kBytesForInt4  ? prepare_int4_bytes<1>
+                         : input == Input::kDigitsForInt4 ? prepare_int4_bytes<kDigits>
+                                                          : prepare_int8_bytes;
     for (int64_t r = 0; r < n_rows; r++) prepare(x + r * m.columns, m.columns, prepared + r * stride);
   }
   return prepared;

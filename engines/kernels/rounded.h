@@ -1,8 +1,6 @@
 // Arithmetic in bytes, as `arithmetic = "int8"` asks for: 32 columns of an input share a scale, their largest magnitude
 // becomes 127, and products with weights of 8 or 4 bits are whole numbers until they are scaled. This is what all
-// processors share, and the products of few tokens; wide_rounded.h has those of many.
-//
-// Legend: T tokens.
+// processors share; narrow_rounded.h has the products of few tokens, wide_rounded.h those of many.
 
 #pragma once
 
@@ -153,8 +151,36 @@ inline float largest_of(fN v) {
 }
 #endif
 
-// Up to 32 columns as bytes, the rest zeros; returns their scale.
-inline float round_columns(const float* x, int64_t n, int8_t* out) {
+// The lowest bytes of whole numbers within -128..127.
+inline void store_bytes(int8_t* to, wN whole) {
+#if defined(JOULEBENCH_AVX512)
+  _mm_storeu_si128((__m128i*)to, _mm512_maskz_cvtepi32_epi8(kAll, (__m512i)whole));
+#elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of words one by one
+  const __m128i halves =
+      _mm_packs_epi32(_mm256_castsi256_si128((__m256i)whole), _mm256_extracti128_si256((__m256i)whole, 1));
+  _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(halves, halves));
+#else
+  const b8 bytes = __builtin_convertvector(whole, b8);
+  std::memcpy(to, &bytes, sizeof bytes);
+#endif
+}
+
+// The same where a whole number has three digits, of -128..127 each. A power of two, so that only what is below one is
+// rounded; it is 2^-126 at least. The top digit is 127 at most.
+inline void scales_of_digits(float largest, float not_a_number, float& scale, float& inverse) {
+  const float above = largest * 1.0079f;
+  uint32_t bits;
+  std::memcpy(&bits, &above, sizeof bits);
+  const uint32_t exponent = std::max(bits >> 23, 23u) - 22;  // the scale's
+  const uint32_t of_scale = exponent << 23, of_inverse = (254 - exponent) << 23;
+  scale = load<float>(&of_scale) + not_a_number;
+  inverse = load<float>(&of_inverse);
+}
+
+// Up to 32 columns as whole numbers of D digits of a byte, the rest zeros; returns their scale. The top digits come first,
+// each digit `apart` bytes behind the one before it.
+template <int D = 1>
+inline float round_columns(const float* x, int64_t n, int8_t* out, int64_t apart = 0) {
   alignas(64) float padded[kRoundedColumns] = {};
   if (n < kRoundedColumns) x = (const float*)std::memcpy(padded, x, n * sizeof(float));
   fN most = {}, odd = {};
@@ -164,212 +190,21 @@ inline float round_columns(const float* x, int64_t n, int8_t* out) {
     odd += value - value;
   }
   f4 scale, inverse;  // a whole register takes longer to divide
-  scales_of(f4{} + largest_of(most), f4{} + sum(odd), scale, inverse);
+  if constexpr (D == 1) {
+    scales_of(f4{} + largest_of(most), f4{} + sum(odd), scale, inverse);
+  } else {
+    float of_all, inverse_of_all;
+    scales_of_digits(largest_of(most), sum(odd), of_all, inverse_of_all);
+    scale = f4{} + of_all, inverse = f4{} + inverse_of_all;
+  }
   for (int c = 0; c < kRoundedColumns; c += kLanes) {
-    const fN scaled = load<fN>(x + c) * inverse[0];
-#if defined(JOULEBENCH_AVX512)
-    _mm_storeu_si128((__m128i*)(out + c), _mm512_maskz_cvtepi32_epi8(kAll, (__m512i)nearest(scaled)));
-#elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of words one by one
-    const __m256i whole = (__m256i)nearest(scaled);
-    const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
-    _mm_storel_epi64((__m128i*)(out + c), _mm_packs_epi16(halves, halves));
-#else
-    const b8 bytes = __builtin_convertvector(nearest(scaled), b8);
-    std::memcpy(out + c, &bytes, sizeof bytes);
-#endif
+    wN rest = nearest(load<fN>(x + c) * inverse[0]);
+    for (int d = D - 1; d > 0; d--) {
+      const wN digit = rest << 24 >> 24;
+      store_bytes(out + c + d * apart, digit);
+      rest = (rest - digit) >> 8;
+    }
+    store_bytes(out + c, rest);
   }
   return scale[0];
-}
-
-// --- inputs of few tokens ---------------------------------------------------------------------------------------------
-// A row is cut into what a register of weights meets. int8, 4 kLanes columns: their bytes, what each lane's sum starts
-// with, each lane's scale. int4, 8 kLanes columns: the bytes that low nibbles meet, those that high ones meet, starts,
-// scales.
-
-constexpr int64_t kOfInt8 = 4 * kLanes, kOfInt4 = 8 * kLanes;
-
-inline int64_t n_pieces(int64_t columns, int64_t of_piece) { return (columns + of_piece - 1) / of_piece; }
-
-inline int64_t rounded_stride(const Matrix& m) {  // in floats
-  return m.format == kInt4 ? n_pieces(m.columns, kOfInt4) * 4 * kLanes : n_pieces(m.columns, kOfInt8) * 3 * kLanes;
-}
-
-// Bytes of 16 columns that lie behind nibbles of two neighbouring bytes of words: see arrange_nibbles.
-inline void interleave(const int8_t* first, const int8_t* second, int8_t* lower, int8_t* upper) {
-  for (int i = 0; i < 4; i++) {
-    lower[2 * i] = first[i], lower[2 * i + 1] = second[i];
-    upper[2 * i] = first[4 + i], upper[2 * i + 1] = second[4 + i];
-  }
-}
-
-// 64 columns in the order of arranged nibbles.
-inline void arrange_columns(const int8_t* columns, int8_t* low, int8_t* high) {
-  for (int half = 0; half < 2; half++) {
-    const int8_t* from = columns + 32 * half;
-    interleave(from, from + 16, low + 8 * half, low + 16 + 8 * half);
-    interleave(from + 8, from + 24, high + 8 * half, high + 16 + 8 * half);
-  }
-}
-
-inline void prepare_int8_bytes(const float* x, int64_t columns, float* prepared) {
-  for (int64_t first = 0; first < columns; first += kOfInt8, prepared += 3 * kLanes) {
-    for (int64_t c = 0; c < kOfInt8; c += kRoundedColumns) {
-      const int64_t n = std::clamp<int64_t>(columns - first - c, 0, kRoundedColumns);
-      const f8 scale = f8{} + round_columns(x + first + c, n, (int8_t*)prepared + c);
-      store(prepared + 2 * kLanes + c / 4, scale);
-    }
-    const wN total = add_products(wN{}, ubN{} + 1, load<bN>(prepared));
-    std::memcpy(prepared + kLanes, &(const wN&)(total * -kRaisedBy), sizeof total);
-  }
-}
-
-inline void prepare_int4_bytes(const float* x, int64_t columns, float* prepared) {
-  for (int64_t first = 0; first < columns; first += kOfInt4, prepared += 4 * kLanes) {
-    for (int64_t block = 0; block < kOfInt4; block += kNibbleBlock) {
-      int8_t bytes[kNibbleBlock];
-      float scales[2];
-      const int64_t n = std::clamp<int64_t>(columns - first - block, 0, kNibbleBlock);
-      for (int half = 0; half < 2; half++)
-        scales[half] = round_columns(x + first + block + 32 * half, n / 2, bytes + 32 * half);
-      arrange_columns(bytes, (int8_t*)prepared + block / 2, (int8_t*)(prepared + kLanes) + block / 2);
-      store(prepared + 3 * kLanes + block / 8,
-            f8{scales[0], scales[0], scales[1], scales[1], scales[0], scales[0], scales[1], scales[1]});
-    }
-    const wN low = add_products(wN{}, ubN{} + 8, load<bN>(prepared));
-    const wN start = -add_products(low, ubN{} + 8, load<bN>(prepared + kLanes));
-    std::memcpy(prepared + 2 * kLanes, &start, sizeof start);
-  }
-}
-
-// --- products of few tokens -------------------------------------------------------------------------------------------
-
-// The bytes of a row from `first` on that a register holds; behind its last there are zeros.
-template <class V>
-inline V load_to_end(const void* row, int64_t first, int64_t n_bytes) {
-  if (first + int64_t(sizeof(V)) <= n_bytes) return load<V>((const char*)row + first);
-  V value = {};
-  std::memcpy(&value, (const char*)row + first, n_bytes - first);
-  return value;
-}
-
-template <int R, int T>
-inline void dot_int8_bytes(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
-  const int64_t stride = rounded_stride(m);
-  const int8_t* rows[R];
-  for (int r = 0; r < R; r++) rows[r] = (const int8_t*)m.values + (row + r * step) * m.columns;
-  fN totals[R][T] = {};
-  const auto add = [&](int64_t first, const auto& weight_of) __attribute__((always_inline)) {
-    bN weights[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) weights[r] = in_register(weight_of(rows[r]));
-#pragma GCC unroll 8
-    for (int t = 0; t < T; t++) {
-      const float* of = x + first / kOfInt8 * 3 * kLanes + t * stride;
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) {
-        const wN parts = add_signed_products(load<wN>(of + kLanes), weights[r], load<bN>(of));
-        totals[r][t] += __builtin_convertvector(parts, fN) * load<fN>(of + 2 * kLanes);
-      }
-    }
-  };
-  int64_t first = 0;
-  for (; first + kOfInt8 <= m.columns; first += kOfInt8) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) ask_ahead(rows[r] + first, kOfInt8);
-    add(first, [&](const int8_t* from) { return load<bN>(from + first); });
-  }
-  if (first < m.columns) add(first, [&](const int8_t* from) { return load_to_end<bN>(from, first, m.columns); });
-  sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
-  for (int i = 0; i < R * T; i++) out[i] *= ((const float*)m.scales)[row + i / T * step];
-}
-
-// Within 16 bytes: the lower bytes of four words come before their upper ones, so that a lane's four bytes are columns of
-// one group of 32.
-inline ubN arrange_nibbles(ubN words) {
-#if defined(JOULEBENCH_AVX512)
-  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  return (ubN)_mm512_maskz_shuffle_epi8(~__mmask64(0), (__m512i)words, _mm512_maskz_broadcast_i32x4(kAll, order));
-#elif defined(JOULEBENCH_AVX2)
-  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  return (ubN)_mm256_shuffle_epi8((__m256i)words, _mm256_broadcastsi128_si256(order));
-#else
-  return __builtin_shufflevector(words, words, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
-                                 16, 17, 20, 21, 24, 25, 28, 29, 18, 19, 22, 23, 26, 27, 30, 31);
-#endif
-}
-
-// Arranged nibbles, level + 8 each: the top one of a word is two's complement as it is stored.
-inline ubN low_levels(ubN arranged) { return arranged & 0xF; }
-inline ubN high_levels(ubN arranged) {
-  const uN top = (uN{} + 0x08000800u) & ((uN)wN{0, 0, -1, -1, 0, 0, -1, -1
-#if defined(JOULEBENCH_AVX512)
-                                                , 0, 0, -1, -1, 0, 0, -1, -1
-#endif
-                                         });
-  return (ubN)((((uN)arranged >> 4) ^ top) & 0x0F0F0F0Fu);
-}
-
-// The scale of each lane of the nibbles from column `first` of a row on, whose groups' scales lie at `scales`.
-struct NibbleScales {
-  int group_bits;
-  int64_t columns;
-
-  fN at(const float* scales, int64_t first) const {
-    const float* from = scales + (first >> group_bits);
-#if defined(JOULEBENCH_AVX512)
-    const int64_t n = std::min(kOfInt4, columns - first);
-    const __mmask16 there = (1u << ((n + (int64_t(1) << group_bits) - 1) >> group_bits)) - 1;
-    const uN group = (uN{0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3} << 5) >> uint32_t(group_bits);
-    return (fN)_mm512_maskz_permutexvar_ps(kAll, (__m512i)group, _mm512_maskz_loadu_ps(there, from));
-#else
-    if (group_bits > 5) return f8{} + from[0];
-#if defined(JOULEBENCH_AVX2)  // GCC 12 puts the eight together one by one
-    return (f8)_mm256_permute_ps(_mm256_castpd_ps(_mm256_set1_pd(load<double>(from))), 0x50);
-#else
-    return f8{from[0], from[0], from[1], from[1], from[0], from[0], from[1], from[1]};
-#endif
-#endif
-  }
-};
-
-template <int R, int T>
-inline void dot_int4_bytes(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
-  const int64_t stride = rounded_stride(m), row_bytes = m.columns / 2;
-  const NibbleScales lanes = {m.group_bits, m.columns};
-  const NibbleRows<R, float> rows(m, row, step);
-  fN totals[R][T] = {};
-  const auto add = [&](int64_t first, const auto& words_of) __attribute__((always_inline)) {
-    ubN low[R], high[R];
-    fN scales[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      const ubN arranged = arrange_nibbles(words_of(rows.words[r]));
-      low[r] = in_register(low_levels(arranged)), high[r] = in_register(high_levels(arranged));
-      scales[r] = in_register(lanes.at(rows.scales[r], first));
-    }
-#pragma GCC unroll 8
-    for (int t = 0; t < T; t++) {
-      const float* of = x + first / kOfInt4 * 4 * kLanes + t * stride;
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) {
-        wN parts = load<wN>(of + 2 * kLanes);
-#if defined(JOULEBENCH_AVX2) && !defined(JOULEBENCH_VNNI)
-        const wN pairs = add_word_pairs(wN{}, (wN)low[r], load<wN>(of));
-        parts = with_pairs(parts, add_word_pairs(pairs, (wN)high[r], load<wN>(of + kLanes)));
-#else
-        parts = add_products(add_products(parts, low[r], load<bN>(of)), high[r], load<bN>(of + kLanes));
-#endif
-        totals[r][t] += __builtin_convertvector(parts, fN) * (load<fN>(of + 3 * kLanes) * scales[r]);
-      }
-    }
-  };
-  int64_t first = 0;
-  for (; first + kOfInt4 <= m.columns; first += kOfInt4) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) rows.ask(r, first);
-    add(first, [&](const uint32_t* words) { return load<ubN>(words + first / 8); });
-  }
-  if (first < m.columns)
-    add(first, [&](const uint32_t* words) { return load_to_end<ubN>(words, first / 2, row_bytes); });
-  sum_each<R * T>([&](int i) { return totals[i / T][i % T]; }, out);
 }
