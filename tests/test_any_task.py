@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from results.records import Request, Score
@@ -98,6 +100,35 @@ def test_rows_of_another_schema_are_told_with_the_one_expected(tmp_path: Path) -
     write_rows(tmp_path / "test.jsonl", [{"text": "hello"}])
     with pytest.raises(WorkloadError, match=r"cannot read the rows.*the schema of openai/gsm8k is expected"):
         any_task(tmp_path, task="gsm8k_cot", data_files={"test": "test.jsonl"}).requests(TOKENIZER, LONG)
+
+
+def test_a_task_that_shuffles_its_choices_asks_the_same_in_another_process_and_is_scored_by_what_it_asked(
+    tmp_path: Path,
+) -> None:
+    """GPQA draws from Python's own generator, whose state is that of the process."""
+    fields = ("Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+    rows = [dict(zip(fields, (f"Which is {i}?", f"right {i}", "one", "two", "three"), strict=True)) for i in range(12)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    asked, shown = [], []
+    for state in (1, 2):
+        random.seed(state)
+        np.random.seed(state)
+        ours = any_task(tmp_path, task="gpqa_main_zeroshot", data_files={"train": "rows.jsonl"})
+        requests = ours.requests(TOKENIZER, LONG)
+        letters = [
+            next(line[:3] for line in TOKENIZER.decode(list(r.prompt_ids)).splitlines() if line[4:] == f"right {i}")
+            for i, r in enumerate(requests[::4])
+        ]
+        right = {f"{r.sample_id}#{'ABCD'.index(letter[1])}" for r, letter in zip(requests[::4], letters, strict=True)}
+        before = random.getstate()
+        scores = ours.score(requests, answer(requests, lambda r, right=right: 0.0 if r.request_id in right else -1.0))
+        assert aggregates(scores)["acc"] == 1.0
+        assert [sample.expected for sample in ours.samples()] == letters
+        assert random.getstate() == before, "nobody else's draws are changed"
+        asked.append([r.prompt_ids for r in requests])
+        shown.append(letters)
+    assert asked[0] == asked[1]
+    assert len(set(shown[0])) > 1
 
 
 def test_a_group_by_name_is_scored_as_a_whole_and_by_task(tmp_path: Path) -> None:

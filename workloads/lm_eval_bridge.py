@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -28,6 +29,8 @@ from workloads.lm_eval_boundary import COMPARE_ROWS, lm_eval_code
 from workloads.lm_eval_index import Group
 from workloads.lm_eval_index import lm_eval_tasks as lm_eval_tasks
 
+RANDOM_SEED, NUMPY_SEED = 0, 1234
+"""lm-eval's defaults for a whole evaluation."""
 MetricNames = Callable[[str, str], str | None]
 """(lm-eval's metric, its filter) -> our name of it; None leaves it out."""
 
@@ -89,7 +92,7 @@ def record_tasks(tasks: Sequence[AskedTask], tokenizer: Tokenizer, max_length: i
     from workloads.lm_eval_models import RecordingLM
 
     model = RecordingLM(tokenizer, {asked.name: asked.sample_ids for asked in tasks}, max_length)
-    with _quiet():
+    with _quiet(), _seeded():
         for asked in tasks:
             with lm_eval_code(f"{asked.name}: lm-eval cannot ask its items", COMPARE_ROWS):
                 asked.task.build_all_requests(samples=None if asked.documents is None else list(asked.documents))
@@ -104,7 +107,7 @@ def sample_texts(asked: AskedTask) -> list[Sample]:
     documents = asked.task.eval_docs
     positions = range(len(documents)) if asked.documents is None else asked.documents
     for sample_id, position in zip(asked.sample_ids, positions, strict=True):
-        with lm_eval_code(f"{sample_id}: lm-eval cannot tell its question and answer", COMPARE_ROWS):
+        with _seeded(), lm_eval_code(f"{sample_id}: lm-eval cannot tell its question and answer", COMPARE_ROWS):
             samples.append(_sample_text(asked.task, sample_id, documents[position]))
     return samples
 
@@ -217,7 +220,7 @@ def _evaluate(tasks: Sequence[AskedTask], model: Any, groups: Mapping[str, Any])
     # At 0 iterations lm-eval leaves out every standard error; at 1 it gives the closed form of a mean, but a metric
     # that it would bootstrap gets none from a single draw, and it starts processes for it.
     is_mean = all(aggregate is mean for asked in tasks for aggregate in asked.task.aggregation().values())
-    with _quiet():
+    with _quiet(), _seeded():
         return evaluate(
             model,
             {"tasks": {asked.name: asked.task for asked in tasks}, "groups": dict(groups)},
@@ -286,14 +289,33 @@ def _standard_error(given: Any, aggregate: float, values: Sequence[Any]) -> floa
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
 
 
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Tasks draw from Python's and numpy's own generators (GPQA shuffles its choices): from lm-eval's seeds of them, so
+    that a resumed run, another worker and another run ask the same."""
+    before, numpy_before = random.getstate(), np.random.get_state()
+    random.seed(RANDOM_SEED)
+    np.random.seed(NUMPY_SEED)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(numpy_before)
+
+
 def _once(process: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """lm-eval asks for a split's documents again and again, and would process them each time."""
+
+    def seeded(split: Any) -> Any:
+        with _seeded():
+            return process(split)
+
     done: dict[int, tuple[Any, Any]] = {}
 
     def processed(split: Any) -> Any:
         # The split is kept beside what was made of it, so that its id stays its own.
         if id(split) not in done:
-            done[id(split)] = once((process, id(split)), lambda: (split, process(split)))
+            done[id(split)] = once((process, id(split)), lambda: (split, seeded(split)))
         return done[id(split)][1]
 
     return processed
