@@ -57,7 +57,7 @@ class Build(Record):
     """As it calls itself: "g++ (Debian 12.2.0-14) 12.2.0"."""
     flags: str | None = None
     instruction_set: str | None = None
-    """What the kernels were compiled for, as they say themselves: "AVX-512", "AVX2 with VNNI", "AVX2", ..."""
+    """What the kernels were compiled for, as they say themselves: "AVX-512", "AVX-512 without VNNI", "AVX2", ..."""
     sha256: str | None = None
     """Of the library."""
     torch_instruction_set: str | None = None

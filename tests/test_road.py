@@ -149,13 +149,16 @@ def test_arithmetic_of_an_accelerator_is_torchs(checkpoint: Checkpoint) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("march", "named"), [("x86-64-v3", "AVX2"), ("x86-64-v3 -mavxvnni", "AVX2 with VNNI"), ("x86-64", "SSE2")]
-)
+    ("march", "named"),
+    [("x86-64-v4", "AVX-512 without VNNI"), ("x86-64-v4 -mavx512vnni", "AVX-512"), ("x86-64-v3", "AVX2"),
+     ("x86-64-v3 -mavxvnni", "AVX2 with VNNI"), ("x86-64", "SSE2")],
+)  # fmt: skip
 def test_kernels_say_what_they_were_compiled_for(march: str, named: str, tmp_path: Path) -> None:
     if "x86" not in __import__("platform").machine():
         pytest.skip("names of x86")
-    if "VNNI" in named and lacking(["avx_vnni"]):
-        pytest.skip("this processor lacks AVX-VNNI, and refuses such kernels")
+    needed = {"AVX2 with VNNI": "avx_vnni", "AVX-512": "avx512_vnni", "AVX-512 without VNNI": "avx512f"}.get(named)
+    if needed and lacking([needed]):
+        pytest.skip(f"this processor lacks {needed}, and refuses such kernels")
     script = "from engines.road import build; b = build(); print(b.instruction_set, b.flags)"
     env = environment() | {"JOULEBENCH_KERNEL_FLAGS": f"-march={march} -O0", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)

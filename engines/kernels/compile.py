@@ -43,6 +43,7 @@ FLAGS_VARIABLE = "JOULEBENCH_KERNEL_FLAGS"
 USUAL_COMPILERS = ("c++", "g++", "clang++")
 X86_FLAGS = {
     "AVX-512": ("avx512f", "avx512vl", "avx512bw", "avx512dq"),
+    "AVX-512 without VNNI": ("avx512f", "avx512vl", "avx512bw", "avx512dq"),
     "AVX2 with VNNI": ("avx2", "fma", "f16c"),
     "AVX2": ("avx2", "fma", "f16c"),
     "AVX": ("avx",),

@@ -54,7 +54,11 @@ extern "C" {
 // What the compiler was allowed to use here.
 const char* joulebench_instruction_set() {
 #if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#ifdef JOULEBENCH_VNNI
   return "AVX-512";
+#else
+  return "AVX-512 without VNNI";
+#endif
 #elif defined(JOULEBENCH_AVX2) && defined(__FMA__)
 #ifdef JOULEBENCH_VNNI
   return "AVX2 with VNNI";
