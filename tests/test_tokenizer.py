@@ -135,6 +135,8 @@ def test_templates_are_found_in_file_list_and_config_in_this_order(folder: Path)
 TEMPLATES = {
     "indented JSON": "{{ messages | tojson(indent=4) }}",
     "sorted JSON": "{{ messages | tojson(separators=(',', ':'), sort_keys=True, ensure_ascii=True) }}",
+    "answers marked for training": "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}\n"
+    "{{ m.content }} {{ x }}{% endgeneration %}{{ x }}{% endfor %}",
     "tools that are none": "{{ tools is none }} {{ documents is none }} {{ tools is defined }}",
 }
 

@@ -113,9 +113,11 @@ class Tokenizer:
         import jinja2.ext
         import jinja2.sandbox
 
+        from engines.model.chat_tags import GenerationTag
+
         # The template comes with the weights: it runs in a sandbox, with the settings that such templates expect.
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, GenerationTag]
         )
         environment.filters["tojson"] = _as_json
         environment.globals["raise_exception"] = _refuse
