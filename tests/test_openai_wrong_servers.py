@@ -90,6 +90,19 @@ def test_a_wrong_answer_is_an_error_and_no_figure(case: str) -> None:
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize("reason", ["length", "abort", "content_filter"])
+def test_an_answer_that_the_server_cuts_off_is_no_shorter_answer(reason: str) -> None:
+    """A limit or a context of its own, such as max_new_tokens of generation_config.json."""
+    good, n = (chunk(" the"), chunk(" rain")), len(request().prompt_ids)
+    with scripted(stream(*good, end(reason), usage(n, 2)), stream(*good, end("stop"), usage(n, 2))) as server:
+        through = client(server.url, flavour="openai")
+        with pytest.raises(
+            EngineError, match=rf"2 new tokens came, and the answer was cut off \('{reason}'\).* have 4"
+        ):
+            through.run(request(4), unheard)
+        assert through.run(request(4), unheard).text == " the rain"
+
+
 @pytest.mark.parametrize("again", [piece(b": alive\n"), piece(b"\n"), event({"choices": []}), event(chunk(""))])
 @pytest.mark.parametrize("first", [b"", event(chunk(" the"))])
 def test_a_server_that_only_keeps_its_stream_alive_is_not_waited_for_for_ever(first: bytes, again: bytes) -> None:

@@ -35,6 +35,8 @@ from results.records import Completion, Request
 NO_VERSION = "a server that tells no version"
 MOST_VERSION = 400
 """Characters of what a server says of its build."""
+CUT_OFF = ("length", "abort", "content_filter")
+"""Ends of a stream that are none of the answer's own, where it may have more tokens."""
 TOLERANCE = 1e-3
 """A log-probability above 0 by less than this was rounded."""
 
@@ -231,6 +233,11 @@ class OpenAIEngine:
             raise EngineError(
                 f"request {request.request_id}: {n} new tokens came, asked for {'exactly ' if n < most else ''}{most}"
                 f" (it ended by {printable(streamed.finish_reason or '', 40)!r}){how}"
+            )
+        if n < most and streamed.finish_reason in CUT_OFF:
+            raise EngineError(
+                f"request {request.request_id}: {n} new tokens came, and the answer was cut off"
+                f" ({streamed.finish_reason!r}), though it may have {most}; raise the server's own limit or context"
             )
         self._n_tokens += n
         self._n_shared += tokens.n_shared
