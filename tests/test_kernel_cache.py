@@ -19,7 +19,7 @@ import pytest
 from engines.kernels import cache, library
 from engines.kernels.compile import FLAGS_VARIABLE, NATIVE, CompileError
 from engines.kernels.library import load_first
-from tests.kernel_builds import build_only, library_in, load_anew, stamps, user_cache
+from tests.kernel_builds import build_only, library_in, load_anew, program, stamps, user_cache
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is nothing to keep")
 as_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
@@ -156,6 +156,19 @@ def test_folder_that_cannot_be_used_costs_a_line(
     (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
     assert line.startswith("the kernels are built anew for this process alone")
     assert "set XDG_CACHE_HOME to a folder that can" in line
+
+
+def test_what_was_compiled_serves_where_it_cannot_be_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a full disk: the folder goes while the compiler works. It was compiled twice, 20 s each."""
+    log = tmp_path / "log"
+    script = f'echo " $* " >>{log}; rm -rf {folder}; exec {shutil.which("c++")} "$@"'
+    monkeypatch.setenv("CXX", str(program(tmp_path / "compiler", script)))
+    assert load_anew().kernels is not None
+    assert log.read_text().count(" -shared ") == 1
+    (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
+    assert line.startswith(f"the kernels are built anew at each start, which takes seconds: {folder} cannot be written")
 
 
 @pytest.mark.parametrize("named", [None, "", "relative"])

@@ -142,33 +142,40 @@ def find(folder: Path, compiler: Compiler | None = None) -> list[Kept]:
 
 
 def add(folder: Path, compiler: Compiler) -> Kept:
-    """Compiles, and keeps what came out. Raises `CompileError`, `CacheError`."""
+    """Compiles, and keeps what came out; where that cannot be written it serves this process, with a line. Raises
+    `CompileError`, `CacheError`."""
     try:
         # Not in the folder: whoever may write above it could put another one in its place meanwhile.
         with ScratchFolder("kernels") as scratch:
             built = scratch / "kernels.so"
             made = compile_kernels(compiler, built)
             contents = built.read_bytes()
-        manifest = Manifest(
-            sha256=hashlib.sha256(contents).hexdigest(),
-            n_bytes=len(contents),
-            compiler=made.version,
-            # A path or a flag may hold bytes that are no text, which no manifest can.
-            command=shlex.join((*compiler.command, *flags())).encode(errors="replace").decode(),
-            needs=made.needs,
-        )
-        path = folder / f"{source_key()}-{compiler.key}.json"
+    except OSError as error:
+        raise CacheError(f"nothing can be built ({error}); set TMPDIR to a folder that can be written") from error
+    manifest = Manifest(
+        sha256=hashlib.sha256(contents).hexdigest(),
+        n_bytes=len(contents),
+        compiler=made.version,
+        # A path or a flag may hold bytes that are no text, which no manifest can.
+        command=shlex.join((*compiler.command, *flags())).encode(errors="replace").decode(),
+        needs=made.needs,
+    )
+    path = folder / f"{source_key()}-{compiler.key}.json"
+    kept = Kept(folder / manifest.library_name, contents, manifest, path)
+    try:
         # Each at once and the manifest last: another process never sees one that names half a file.
-        library = _put(folder / manifest.library_name, contents)
-        kept = Kept(library, contents, manifest, _put(path, manifest.model_dump_json().encode()))
+        _put(kept.library, contents)
+        _put(path, manifest.model_dump_json().encode())
         _drop_old(folder, path)
     except OSError as error:
-        raise CacheError(f"{folder} cannot be written ({error}); set XDG_CACHE_HOME to a folder that can") from error
-    logger.info("built %s with %s", library, compiler)
+        words = "the kernels are built anew at each start, which takes seconds: %s cannot be written (%s); %s"
+        logger.warning(words, folder, error, "set XDG_CACHE_HOME to a folder that can")
+    else:
+        logger.info("built %s with %s", kept.library, compiler)
     return kept
 
 
-def _put(path: Path, contents: bytes) -> Path:
+def _put(path: Path, contents: bytes) -> None:
     """Raises `OSError`."""
     descriptor, unfinished = tempfile.mkstemp(dir=path.parent)
     try:
@@ -176,7 +183,7 @@ def _put(path: Path, contents: bytes) -> Path:
             file.write(contents)
         if path.is_dir():
             clear(path)
-        return Path(unfinished).replace(path)
+        Path(unfinished).replace(path)
     except OSError:
         clear(Path(unfinished))
         raise
