@@ -12,7 +12,7 @@ from engines.model.copier import Copier, CopyQueue
 from engines.model.copy_stamps import CopyStamps
 from engines.model.experts import ExpertWeights
 from engines.model.made_experts import tensors_of
-from engines.model.quantised import Form, plain_form
+from engines.model.quantised import PLAIN_DTYPES, Form, plain_form
 from engines.model.slots import ExpertSlots, slot_bytes
 from engines.model.stream_copier import StreamCopier
 from engines.model.weights import ModelWeights, SparseWeights
@@ -44,11 +44,16 @@ class ExpertMemory:
         """What one expert takes of it."""
         return slot_bytes(sizes.hidden, sizes.expert_width, self.form, biased)
 
-    def counted(self, context: BuildContext) -> BuildContext:
-        """The context, with what a technique that copies nothing here takes for the memory of a GPU."""
-        if self.n_bytes is None or context.sizes is None:
+    def counted(self, context: BuildContext, weights: ModelWeights) -> BuildContext:
+        """The context, with what a technique that copies nothing here takes for the memory of a GPU, and for the bytes
+        of an expert: narrow ones would be copied as they are held, others as files hold them, two bytes a weight."""
+        if context.sizes is None:
             return context
-        return replace(context, expert_slots=self.n_bytes // context.sizes.expert_bytes)
+        n_slots = None if self.n_bytes is None else self.n_bytes // context.sizes.expert_bytes
+        n_bytes = None
+        if self.form not in PLAIN_DTYPES:
+            n_bytes = next(layer.n_bytes_per_expert for layer in expert_layers(weights) if layer is not None)
+        return replace(context, expert_slots=n_slots, counted_expert_bytes=n_bytes)
 
     def told(self, context: BuildContext, weights: ModelWeights, backend: Backend | None) -> BuildContext:
         """The context, with what a technique that loads experts needs. backend: where they are computed; None: on the

@@ -181,7 +181,7 @@ class ReferenceEngine:
         if loads:
             context = self._expert_memory.told(context, weights, self._backend)
         else:
-            context = self._expert_memory.counted(context)
+            context = self._expert_memory.counted(context, weights)
         self._technique = self._parameters.build(context)
         self._shown = Shown(self._technique.asks, self._sizes, self._plans_first)
         if loads:

@@ -224,6 +224,22 @@ def test_counters_tell_what_was_copied_from_what_was_only_counted() -> None:
     assert cached.bytes_copied == cached.bytes_moved > 0
 
 
+@pytest.mark.parametrize(
+    ("form", "expert_bytes"),
+    [(None, EXPERT * 2), ("int8", EXPERT + 4 * (128 + 128 + 192)), ("int4-g32", EXPERT * 5 // 8),
+     ("mxfp4", EXPERT * 17 // 32)],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["on-demand", "monde"])
+def test_copies_that_are_only_counted_are_of_experts_as_they_would_be_copied(
+    name: str, form: Form | None, expert_bytes: int
+) -> None:
+    """int8: a scale of 4 bytes for each of 448 outputs. int4: one for 32 values. mxfp4: a byte for 32. Else two bytes a
+    value, as files hold them."""
+    found = counted(engine(BUNDLED, name, None, form=form), request(40, 8))
+    assert found.misses
+    assert (found.bytes_moved, found.bytes_copied or 0) == (found.misses * expert_bytes, 0)
+
+
 @pytest.mark.parametrize("n_bytes", [ROOM["all"], None])
 def test_what_was_fetched_ahead_and_not_called_is_counted(n_bytes: int | None) -> None:
     """Two experts told for each of three layers of seven decoded tokens; in the prefill all 16. Copied, or only

@@ -139,7 +139,9 @@ class BuildContext:
     priced_sizes: ModelSizes | None = None
     """Of the model that `costs` are of; None: `sizes`."""
     moved_expert_bytes: int | None = None
-    """Of one expert as it travels here; None: `sizes.expert_bytes`."""
+    """Of one expert as it travels here; None: none does, and its transfers are counted."""
+    counted_expert_bytes: int | None = None
+    """Of one expert then; None: `sizes.expert_bytes`."""
     ranks: int = 1
     """Processes that compute it together."""
     units: tuple[Unit, ...] = ()
@@ -168,6 +170,7 @@ class BuildContext:
     @property
     def bytes_to_move(self) -> int:
         """Of one expert."""
-        if self.moved_expert_bytes is not None:
-            return self.moved_expert_bytes
+        for told in (self.moved_expert_bytes, self.counted_expert_bytes):
+            if told is not None:
+                return told
         return 0 if self.sizes is None else self.sizes.expert_bytes

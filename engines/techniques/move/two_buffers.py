@@ -44,9 +44,8 @@ class TwoBuffersParameters(Record):
         if context.sizes is None:
             raise EngineError("a dense model has no experts to fetch; use dropless")
         copies = context.moved_expert_bytes is not None
-        n_bytes = context.sizes.expert_bytes if context.moved_expert_bytes is None else context.moved_expert_bytes
         held = buffer_size(context.sizes, context.expert_slots)
-        return TwoBuffers(dict(pairwise(context.sparse_layers)), held, n_bytes, self.prefetch, copies)
+        return TwoBuffers(dict(pairwise(context.sparse_layers)), held, context.bytes_to_move, self.prefetch, copies)
 
 
 def buffer_size(sizes: ModelSizes, n_slots: int | None) -> int:
