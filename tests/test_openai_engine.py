@@ -20,6 +20,7 @@ from devices.cpu_seconds import counted_as_ours, host_cpu_seconds, own_cpu_secon
 from devices.host import Host
 from engines.base import unheard
 from engines.errors import EngineError, NotSupportedError
+from engines.external.openai import ONE_CLIENT
 from engines.external.openai_flavours import FlavourName
 from engines.external.openai_host import Whereabouts, whereabouts
 from engines.reference import ReferenceEngine
@@ -197,6 +198,16 @@ def test_draws_are_held_to_what_is_asked(flavour: FlavourName, all_tokens: int |
     assert [(one["temperature"], one["top_p"]) for one in told] == [(0.5, 0.9)] * len(asked)
     assert [one.get("top_k") for one in told] == ([None] if all_tokens is None else [all_tokens, 7])
     assert [one.get("min_p") for one in told] == ([None] if all_tokens is None else [0, 0])
+
+
+def test_requests_that_arrive_are_said_to_wait_for_a_client_that_asks_one_at_a_time(server: LocalServer) -> None:
+    """Of a server that batches, its own queue would be shorter."""
+    through = client(server.url, model=None)
+    through.run(request(1), unheard)
+    assert ONE_CLIENT not in through.take_remarks()
+    through.run(request(1, arrival_s=0.5), unheard)
+    assert ONE_CLIENT in through.take_remarks()
+    assert ONE_CLIENT not in through.take_remarks()
 
 
 def test_where_a_server_computes_decides_whose_joules_are_read(server: LocalServer) -> None:

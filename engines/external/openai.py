@@ -35,6 +35,10 @@ from results.records import Completion, Request
 NO_VERSION = "a server that tells no version"
 MOST_VERSION = 400
 """Characters of what a server says of its build."""
+ONE_CLIENT = (
+    "the server is asked one request at a time, and those that arrive meanwhile wait on this side: waiting, TTFT under"
+    " load and utilisation are of such a client; a server that takes several at once would keep them waiting for less"
+)
 CUT_OFF = ("length", "abort", "content_filter")
 """Ends of a stream that are none of the answer's own, where it may have more tokens."""
 TOLERANCE = 1e-3
@@ -79,6 +83,7 @@ class OpenAIEngine:
         self._where = whereabouts(self._link.host, self._link.port)
         self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = self._n_untold = 0
         self._cache_known = True
+        self._have_arrived = False
 
     # --- what is asked of every engine --------------------------------------------------------------------------------
 
@@ -152,11 +157,15 @@ class OpenAIEngine:
                 "the server cannot be told to forget earlier prompts, and does not say how much of them it used: its"
                 " prefill may be none; with its prefix cache off, say cache_is_off = true"
             )
+        if self._have_arrived:
+            notes.append(ONE_CLIENT)
         self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = self._n_untold = self._link.n_again = 0
+        self._have_arrived = False
         return tuple(notes)
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
         """Raises `EngineError`, with the server's own words where it has some."""
+        self._have_arrived = self._have_arrived or request.arrival_s is not None
         with self._named():
             if request.kind == "loglikelihood":
                 return self._score(request, on_phase)
