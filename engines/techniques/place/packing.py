@@ -56,7 +56,8 @@ def packed(loads: Sequence[Fraction], n_bins: int) -> Packed:
 def flat(load_E: Sequence[int], n_ranks: int, slots: int) -> Packed:
     """The experts of each rank. n_ranks * slots is at least E."""
     n_E = replicas(load_E, n_ranks * slots)
-    physical = [expert for expert, n in enumerate(n_E) for _ in range(n)]
+    # All experts once, then their replicas: of equal loads different experts come first, and share a rank.
+    physical = [expert for turn in range(max(n_E)) for expert, n in enumerate(n_E) if n > turn]
     own = packed([Fraction(load_E[e], n_E[e]) for e in physical], n_ranks)
     return tuple(tuple(sorted(physical[i] for i in of_rank)) for of_rank in own)
 
