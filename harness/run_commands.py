@@ -236,7 +236,9 @@ def prepared(
     from harness.plan import PlanError, read_draft
     from harness.preflight import preflight
     from harness.run_parts import RunParts, data_root
+    from results.scratch import remove_left
 
+    remove_left()
     with contextlib.ExitStack() as closing:
         try:
             with console_of(stderr=True).status("checking the plan and what it names"):

@@ -204,10 +204,10 @@ class Store:
                 " is never replaced"
             ) from error
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(
-                f"{_told(trials)} could not be written to {self.directory} ({error}); finished trials are kept: make"
-                " room and go on with --resume"
-            ) from error
+            kept = "finished trials are kept: make room and go on with --resume"
+            if not (self.directory / DATABASE).exists():
+                kept = "the run's folder was removed or renamed meanwhile, and its finished trials with it"
+            raise StoreError(f"{_told(trials)} could not be written to {self.directory} ({error}); {kept}") from error
 
     def _insert(
         self,

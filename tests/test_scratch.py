@@ -14,9 +14,10 @@ import pytest
 from engines.kernels import compile as compilation
 from engines.kernels.compile import CompileError, Compiler
 from results.scratch import NEW_S, ScratchFolder, remove_left
-from tests.command import EXECUTABLE, environment
+from tests.command import EXECUTABLE, environment, joulebench
 from tests.eventually import PATIENCE_S, eventually
 from tests.free_ports import free_port
+from tests.plans import raw_plan, write_plan
 
 HOLD = "import time; from results.scratch import ScratchFolder; f = ScratchFolder('x'); print(f.path); time.sleep(600)"
 
@@ -64,6 +65,17 @@ def test_the_folder_of_a_killed_process_goes_at_the_next_start(holder: tuple[sub
         assert own.is_dir()
         assert not folder.exists()
     assert not own.exists()
+
+
+def test_a_command_that_needs_no_such_folder_takes_it_away_too(
+    holder: tuple[subprocess.Popen[str], Path], tmp_path: Path
+) -> None:
+    """Kernels are compiled once, and what is left of a kill there would stay."""
+    process, folder = holder
+    process.kill()
+    process.wait()
+    assert joulebench("plan", "check", str(write_plan(tmp_path / "plan.toml", raw_plan()))).code == 0
+    assert not folder.exists()
 
 
 def test_the_folder_of_a_living_process_stays(holder: tuple[subprocess.Popen[str], Path]) -> None:

@@ -183,6 +183,14 @@ def test_trace_that_cannot_be_written_leaves_no_row(directory: Path, store: Stor
     assert len(store.trials()) == 2
 
 
+def test_a_run_whose_folder_was_removed_is_not_said_to_be_kept(directory: Path, store: Store) -> None:
+    shutil.rmtree(directory)
+    with pytest.raises(StoreError) as raised:
+        store.add_trial(trial("c1", 0), {WINDOW: [POWER]})
+    assert "removed or renamed meanwhile, and its finished trials with it" in str(raised.value)
+    assert "--resume" not in str(raised.value)
+
+
 def test_what_a_killed_process_left_half_written_is_removed_and_the_finished_kept(directory: Path) -> None:
     with Store.create(directory, INFO, CELLS) as store:
         store.add_trial(trial("c1"), {WINDOW: [POWER]})
