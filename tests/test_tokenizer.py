@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,29 @@ def test_templates_are_found_in_file_list_and_config_in_this_order(folder: Path)
     assert read(folder).chat(MESSAGES) == "2 turns <|end|>"
     (folder / "chat_template.jinja").write_text("{% for m in messages %}\n{{ m.role|tojson }}\n{% endfor %}\n")
     assert read(folder).chat(MESSAGES) == '"system"\n"user"\n'
+
+
+def test_tokens_that_only_the_config_names_are_those_of_transformers(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    def token(content: str, special: bool) -> dict[str, Any]:
+        flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+        return {"content": content, "special": special, **flags}
+
+    named = {"2048": token("<|im_start|>", True), "2049": token("<|im_end|>", True), "2050": token("<think>", False)}
+    before = read(folder, 2100)
+    change_config(folder, added_tokens_decoder=named)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), read(folder, 2100)
+    text = "<|im_start|>user\nhi <think>so</think><|im_end|>\n"
+    ids = theirs.encode(text, add_special_tokens=False)
+    assert ours.encode(text) == ids != before.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.vocabulary_size == 2051
+    assert ours.name != before.name, "equal names mean equal ids"
+    assert read(folder, 2049).vocabulary_size == 2049, "the model has rows for one of them"
+    change_config(folder, added_tokens_decoder={"2060": token("<|im_start|>", True)})
+    with pytest.raises(EngineError, match=r"'<\|im_start\|>' is number 2060 there, and number 2048"):
+        read(folder, 2100)
 
 
 TEMPLATES = {

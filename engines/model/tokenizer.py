@@ -18,6 +18,7 @@ from engines.model.model_config import read_json
 
 TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 OWN_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE)
+TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
@@ -29,7 +30,8 @@ TEMPLATE_DATE = datetime(2025, 1, 1)
 class Tokenizer:
     """A tokenizer.json with the model's end tokens and chat template.
 
-    `name` is the model's name and the first digits of the file's SHA-256: equal names mean equal token ids.
+    `name` is the model's name and the first digits of a SHA-256, of the file and of tokens added to it: equal names
+    mean equal token ids.
     """
 
     def __init__(self, folder: Path, model_name: str, eos_token_ids: tuple[int, ...], embedding_rows: int) -> None:
@@ -45,7 +47,11 @@ class Tokenizer:
         # What is stored for training batches would cut or fill prompts here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.name = f"{model_name}@{hashlib.sha256(content).hexdigest()[:8]}"
+        config_path = folder / TOKENIZER_CONFIG
+        self._config = read_json(config_path) if config_path.is_file() else {}
+        with _rust_errors(f"{config_path}: an added token that cannot be taken", "fetch the file again"):
+            added = self._add_tokens_of_config(embedding_rows)
+        self.name = f"{model_name}@{hashlib.sha256(content + ''.join(added).encode()).hexdigest()[:8]}"
         with _rust_errors(f"{path}: tokenizer that encodes nothing", "fetch the file again"):
             self._begin: str = self._tokenizer.decode(self._tokenizer.encode("").ids[:1], skip_special_tokens=False)
             self._size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -54,8 +60,6 @@ class Tokenizer:
                 f"{path}: tokenizer does not match the model: ids up to {self._size - 1}, "
                 f"embedding rows {embedding_rows}; use the tokenizer that came with the weights"
             )
-        config_path = folder / TOKENIZER_CONFIG
-        self._config = read_json(config_path) if config_path.is_file() else {}
         with _rust_errors(f"{config_path}: a special token that is no text", "fetch the file again"):
             own, begin = self._own_ids("eos_token"), self._own_ids("bos_token")
         # lm-eval stops at its own too where the model's list is without it, and puts that one, which is the first here,
@@ -131,6 +135,28 @@ class Tokenizer:
         except Exception as error:
             told = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise EngineError(f"chat template of {self.name}: {told}") from error
+
+    def _add_tokens_of_config(self, embedding_rows: int) -> list[str]:
+        """Tokens that the config names and tokenizer.json lacks: transformers adds them, and without them a text that
+        holds one would be asked in pieces. Those that the model has no row for are left out. Raises `EngineError`."""
+        import tokenizers
+
+        named = self._config.get("added_tokens_decoder")
+        by_id = {int(i): t for i, t in named.items() if i.isdecimal()} if isinstance(named, dict) else {}
+        added = []
+        for token_id, token in sorted(by_id.items()):
+            text = _token_text(token)
+            if not text or token_id >= embedding_rows or self._tokenizer.token_to_id(text) is not None:
+                continue
+            kinds = token.items() if isinstance(token, dict) else ()
+            flags = {key: value for key, value in kinds if key in TOKEN_FLAGS and isinstance(value, bool)}
+            self._tokenizer.add_tokens([tokenizers.AddedToken(text, **flags)])
+            if (found := self._tokenizer.token_to_id(text)) != token_id:
+                raise EngineError(
+                    f"{text!r:.80} is number {token_id} there, and number {found} behind tokenizer.json's"
+                )
+            added.append(text)
+        return added
 
     def _own_ids(self, key: str) -> tuple[int, ...]:
         """The token that the tokenizer's config names, or none."""
