@@ -33,7 +33,9 @@ from harness.inputs import ranges
 from harness.serve_command import served_digest
 from harness.weights_option import Weights
 from results.records import Request, Sampling
+from tests.fakes.random_models import copy_bundled
 from tests.protocol_server import JSON, MODEL, checkpoint, dropless, engine, events, post, served
+from tests.test_lm_eval_settings import begin_with_a_token
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "The miller came home. The key is"
@@ -146,6 +148,23 @@ def test_chat_asks_with_the_models_template(server: LocalServer, own: ReferenceE
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == expected.text
     assert done == "[DONE]"
+
+
+def test_a_chat_has_the_tokens_that_transformers_gives_its_template(tmp_path: Path) -> None:
+    """The tokenizer sets a begin token before a text, and the template sets none."""
+    from transformers import AutoTokenizer
+
+    folder = copy_bundled(tmp_path / "model")
+    begin_with_a_token(folder)
+    messages = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "Where is the key?"}]
+    theirs = AutoTokenizer.from_pretrained(folder)
+    expected = theirs.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    own = ReferenceEngine(load_checkpoint(str(folder), torch.float32), dropless(), threads=1)
+    assert own.tokenizer.encode_prompt("Where")[0] == 1
+    asked = {"messages": messages, "max_tokens": 2, "temperature": 0, "return_token_ids": True}
+    with served(own) as server:
+        _, first, *_ = events(server, CHAT, asked)
+    assert first["choices"][0]["prompt_token_ids"] == expected
 
 
 def test_a_held_prefix_is_told_and_can_be_declined() -> None:

@@ -190,7 +190,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not tokenizer.has_chat_template:
             raise BadRequestError(f"{self.server.model}: has no chat template; use /v1/completions")
         try:
-            prompt = tokenizer.chat([message.model_dump() for message in asked.messages])
+            # A begin token is the template's to set: the tokenizer adds none.
+            prompt = tokenizer.encode(tokenizer.chat([message.model_dump() for message in asked.messages]))
         except EngineError as error:
             raise BadRequestError(str(error)) from error
         job = self.server.computing.ask(prompt, asked, asked.most_tokens)
