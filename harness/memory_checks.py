@@ -304,7 +304,9 @@ def not_kept(engine: EngineSpec, sizes: ModelSizes, device: DeviceSpec) -> str |
     try:
         n_slots, n = _kept(move, sizes, None if n_bytes is None else n_bytes // sizes.expert_bytes)
     except EngineError as error:
-        given = "" if n_bytes is None else f"expert_memory {n_bytes} bytes{on_sheet}, at two bytes a weight: "
+        is_narrow = sizes.expert_bytes != 2 * 3 * sizes.hidden * sizes.expert_width
+        width = f"of experts of {sizes.expert_bytes} bytes" if is_narrow else "at two bytes a weight"
+        given = "" if n_bytes is None else f"expert_memory {n_bytes} bytes{on_sheet}, {width}: "
         return f"{given}{_with_bytes(error, sizes.expert_bytes)}"
     if held is None or n * sizes.expert_bytes <= held:
         return None

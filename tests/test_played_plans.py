@@ -234,6 +234,11 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
          "model.routing.imbalance: "),
         ({"engine": [FETCHED | {"quantise": {"dense": "int8"}}]},
          "engine on-demand: quantise.dense = 'int8': olmoe-1b-7b has no dense layer and no shared expert"),
+        # 15 x 3 x 2048 x 1024 values of 5 bits
+        ({"engine": [{"name": "pre", "technique": {"name": "ndp-tp-pre"}, "expert_memory": "58982400",
+                      "quantise": {"experts": "int4-g32"}}]},
+         "engine pre: expert_memory 58982400 bytes on model:rtx5080-ndp, of experts of 3932160 bytes: the memory for"
+         " experts holds 15, and 1 in each of 16 layers need 16; write expert_memory = 62914560"),
         ({"device": [GPU_NDP | {"priced_as": "olmoe-1b-7b"}]}, "device model:rtx5080-ndp: priced_as stands for"),
         ({"model": {"shape": "llama-3.2-1b", "routing": {"kind": "uniform"}}}, "model.routing: llama-3.2-1b is dense"),
         ({"workload": [LENGTHS | {"prompt_tokens": 4096}]},
