@@ -79,6 +79,7 @@ def test_repeats_of_a_sampled_task_are_requests_with_draws_of_their_own(items: P
     assert {r.sampling.temperature for r in requests} == {0.2}
     both = any_task(items, task="gsm8k_cot_self_consistency", limit=2, max_new_tokens=5).requests(TOKENIZER, LONG)
     assert len({r.sampling.seed for r in both}) == 2 * 64
+    assert all(0 <= r.sampling.seed < 2**31 for r in both), "what a server is asked is what our engine draws with"
     right = gsm8k_rows()[6 + int(sample_id.split("/")[1])]["answer"].split("#### ")[1]
     # 40 votes of 64 are right, but neither the first nor most of the first eight.
     replies = {f"{sample_id}#{k}": f" The answer is {right if k >= 24 else 1}." for k in range(64)}
