@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,8 @@ FEW_RUNS, RUNS_AT_ONCE = 100, 8
 """Fewer take less time here than it takes to start processes."""
 MOST_PROCESSES = 4
 MOST_ARMS_TOLD = 3
+AHEAD = timedelta(hours=1)
+"""Clocks of two machines may be so far apart."""
 NO_RUN = "holds no run yet; `joulebench run PLAN --out {}/NAME` makes one"
 
 HistoryFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs, at any depth.")]
@@ -84,6 +87,14 @@ def opened(directory: Path) -> History:
         fail(str(error), EXIT_BAD_PLAN)
     for one in found.skipped:
         typer.echo(f"skipped: {printable(one.why)}", err=True)
+    soon = (datetime.now(UTC) + AHEAD).isoformat()
+    for run in found.runs:
+        if run.created_at > soon:
+            when = run.created_at[:16].replace("T", " ")
+            words = (
+                f"{run.folder}: its date, {when} UTC, lies ahead of this machine's clock; until then it counts as newer"
+            )
+            typer.echo(printable(f"{words} than every run that is made here"), err=True)
     if not found.runs:
         what = "every run of it was skipped" if found.skipped else NO_RUN.format(directory)
         fail(f"{directory}: {what}", EXIT_BAD_PLAN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from datetime import UTC, datetime, timedelta
 from multiprocessing import parent_process
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from results.history.index import INDEX, HistoryError, open_history
 from results.history.marks import MARKS, baseline_runs, mark, read_marks
 from results.store import Store
 from tests.command import Finished, joulebench
-from tests.histories import made_trial, write_history, write_run
+from tests.histories import START, made_trial, write_history, write_run
 from tests.run_builders import cell, failed
 
 
@@ -46,6 +47,18 @@ def test_a_list_has_a_line_for_each_run_with_its_trials_and_figures(runs: Path) 
     assert "dropless, npumoe" in lines[0]
     assert "counter" in lines[0]  # the method of its joules
     assert len(listed(runs, "--last", "3").stdout.splitlines()) == 4
+
+
+def test_a_run_that_is_dated_ahead_is_told(tmp_path: Path) -> None:
+    """`regress` would judge it for years, and no run that is made meanwhile."""
+    ahead = (datetime.now(UTC) - START).days + 400
+    for name, day in (("past", 0), ("ahead", ahead)):
+        write_run(tmp_path / name, [cell("c1")], [made_trial("c1", 0, 1.0)], day)
+    until = START + timedelta(days=ahead)
+    told = f"ahead: its date, {until:%Y-%m-%d %H:%M} UTC, lies ahead of this machine's clock; until then it counts as"
+    for found in (listed(tmp_path), joulebench("regress", "--baseline", "past", str(tmp_path))):
+        assert found.stderr.splitlines()[0] == f"{told} newer than every run that is made here"
+    assert listed(tmp_path, "--last", "1").stdout.splitlines()[-1].split()[2] == "ahead"
 
 
 def test_json_tells_what_the_generator_made(runs: Path) -> None:
