@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"suppress_tokens": [FIFTH]},
         {"begin_suppress_tokens": [FIRST]},
         {"forced_eos_token_id": 0},
+        {"max_new_tokens": 2 * N_NEW_TOKENS},
         {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": None},
         {"temperature": 0.6, "top_k": 20, "top_p": 0.8},
     ],

@@ -1,4 +1,4 @@
-"""Rules of a model's generation_config.json by which tokens are chosen, and which no engine here follows."""
+"""Rules of a model's generation_config.json by which answers are made, and which no engine here follows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ OFF: Mapping[str, Any] = {
     "guidance_scale": 1,
     "num_beams": 1,
     "penalty_alpha": 0,
+    "max_new_tokens": None,
 }
-"""Rules that make greedy choices others, with the values that do nothing. Temperature, top_k and top_p change none."""
+"""Rules that make greedy answers others, with the values that do nothing. Temperature, top_k and top_p change none.
+
+max_new_tokens stands over the number that lm-eval asks of transformers: an answer without an end is longer.
+"""
 
 
 def notes_on_choices(folder: Path, requests: Iterable[Request]) -> tuple[str, ...]:
@@ -38,6 +42,6 @@ def notes_on_choices(folder: Path, requests: Iterable[Request]) -> tuple[str, ..
     if not rules:
         return ()
     return (
-        f"{GENERATION_CONFIG} asks for {', '.join(rules)}; answers are chosen without it, and lm-eval's hf model gives"
-        " others",
+        f"{GENERATION_CONFIG} asks for {', '.join(rules)}; answers here do not follow it, and those of lm-eval's hf"
+        " model may be others",
     )
