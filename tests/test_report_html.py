@@ -115,6 +115,18 @@ def test_a_run_of_failures_still_makes_a_page() -> None:
     assert "No trial gave a time. Energy is missing; the tables say why." in text
 
 
+def test_many_trials_that_are_left_out_for_the_same_have_one_row() -> None:
+    """A series of endurance had 212, above all tables."""
+    shares = [0.3 + 0.002 * i for i in range(212)]
+    busy = [trial("c1", i, marks=("contended",), foreign_cpu_share=share) for i, share in enumerate(shares)]
+    apart = [trial("c1", 212, marks=("stopped",)), trial("c1", 213)]
+    page = Outline(html_text(run([cell()], [*busy, *apart])))
+    assert words(page).count("contended; other processes took up to 72 % of the CPU") == 1
+    assert "212 trials, of repeats 0 to 211; each is in trials.csv" in words(page)
+    assert "repeat 212, c1-t212" in words(page)
+    assert "repeat 100" not in words(page)
+
+
 def test_write_html_replaces_a_page_whole(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from results.cells import data_sources, disturbances, mark_words, usable, without_figures
+from results.cells import CONTENDED, data_sources, disturbances, mark_words, usable, without_figures
 from results.environments import Environment
 from results.operations import extrapolation_notes
 from results.printable import on_page
@@ -50,7 +50,7 @@ from results.runs import RunData, shown_value
 from results.same_requests import unlike_notes
 from results.trial_traces import lost_trace_notes, meter_notes
 from results.trials import Failure, Trial
-from results.units import format_bytes
+from results.units import format_bytes, format_share
 
 METHOD_WORDS: dict[Method, str] = {
     "counter": "read from an energy counter of the hardware",
@@ -65,6 +65,8 @@ METHOD_WORDS: dict[Method, str] = {
 }
 
 NOT_TOLD = "not told by the device"
+MOST_APART = 5
+"""Trials of a cell that are left out for the same: more have one row together."""
 
 DRAW_CHARTS = """
 const page = JSON.parse(document.getElementById("charts").textContent);
@@ -139,7 +141,7 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
         "resource_pictures": resource_pictures(derived.resources, arms),
         "operation_tables": operation_tables(derived.operations, arms),
         "failed": _failures(run, arms),
-        "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],
+        "left_out": _left_out(run, arms),
         "machines": _machines(run),
         "inputs": [(i.name, shown_value(i.value), i.value) for i in run.info.inputs],
         "self_tests": _self_tests(run),
@@ -257,6 +259,28 @@ def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failu
             repeats = [*found[key][3], trial.repeat] if key in found else [trial.repeat]
             found[key] = (cell, arm, failure, sorted(repeats), trial.attempts)
     return list(found.values())
+
+
+def _left_out(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, str, str]]:
+    """(cell, arm, which trials, why). Many of a cell with the same marks have one row: rounds of endurance."""
+    found: dict[tuple[str, tuple[str, ...]], list[tuple[Cell, Arm, Trial]]] = {}
+    for one in _with_cells(run, arms):
+        if one[2].status == "ok" and one[2].marks:
+            found.setdefault((one[0].cell_id, one[2].marks), []).append(one)
+    rows = []
+    for (_, marks), own in found.items():
+        if len(own) <= MOST_APART:
+            rows += [(c, a, f"repeat {t.repeat}, {t.trial_id}", mark_words(t)) for c, a, t in own]
+            continue
+        trials = [trial for _, _, trial in own]
+        repeats = sorted(t.repeat for t in trials)
+        share = max((t.foreign_cpu_share or 0.0 for t in trials), default=0.0)
+        others = (
+            f"; other processes took up to {format_share(share)} of the CPU" if CONTENDED in marks and share else ""
+        )
+        which = f"{len(trials)} trials, of repeats {repeats[0]} to {repeats[-1]}; each is in trials.csv"
+        rows.append((*own[0][:2], which, ", ".join(marks) + others))
+    return rows
 
 
 def _machines(run: RunData) -> list[tuple[list[str], list[tuple[str, str]], dict[str, str]]]:
