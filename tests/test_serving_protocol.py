@@ -192,6 +192,7 @@ def test_a_held_prefix_is_told_and_can_be_declined() -> None:
         ({"prompt": "a", "min_tokens": 4}, ["ignore_eos"]),
         ({"prompt": "a", "model": "another\x1b[2J"}, ["another", MODEL]),
         ({"prompt": "a", "n": 2}, ["n:"]),
+        ({"prompt": ["a"] * 257, "max_tokens": 1}, ["prompt: 257", "at most 256"]),
     ],
     ids=lambda value: None if isinstance(value, list) else str(value)[:24],
 )

@@ -17,6 +17,8 @@ MOST_TOP = 20
 """Alternatives of a token, as most servers allow."""
 MOST_TOKENS = 1 << 30
 MOST_STOPS = 64
+MOST_PROMPTS = 256
+"""Of one request; so many may wait in all."""
 NotUsed = Annotated[float, Field(ge=0, le=0)]
 """Keys that clients send with the value that does nothing."""
 NotScaled = Annotated[float, Field(ge=1, le=1)]
@@ -114,6 +116,8 @@ class CompletionAsked(Asked):
         super().check()
         if not self.prompts:
             raise BadRequestError("prompt: is an empty list; give a text, or token ids")
+        if len(self.prompts) > MOST_PROMPTS:
+            raise BadRequestError(f"prompt: {len(self.prompts)} of them; give at most {MOST_PROMPTS} at once")
         if self.max_tokens == 0 and not self.echo:
             raise BadRequestError("max_tokens 0: asks for nothing; add echo = true to score the prompt, or ask for 1")
         if self.stream and (len(self.prompts) > 1 or self.echo):

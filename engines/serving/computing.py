@@ -15,10 +15,10 @@ from engines.base import unheard
 from engines.errors import EngineError
 from engines.reference import ReferenceEngine
 from engines.serving.answer import TokenSaid, ToldGeneration
-from engines.serving.asked import Asked, BadRequestError
+from engines.serving.asked import MOST_PROMPTS, Asked, BadRequestError
 from results.records import Completion, Request, Sampling
 
-MOST_WAITING = 256
+MOST_WAITING = MOST_PROMPTS
 
 log = logging.getLogger(__name__)
 
