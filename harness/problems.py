@@ -125,6 +125,11 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
             return f"{where}: must be {' or '.join(error['kinds'])}, {found}"
         case wrong if wrong in TYPES:
             return f"{where}: must be {SCALARS[TYPES[wrong]]}, {found}"
+        case "string_too_short" if not error["input"]:
+            return f"{where}: must be a text that is not empty, {found}"
+        case "string_too_long":
+            most = error["ctx"]["max_length"]
+            return f"{where}: must have at most {most} characters, found {len(error['input'])}"
         case "too_short" if isinstance(error["input"], list):
             return f"{where}: must hold at least {_items(error['ctx']['min_length'])}, {found}"
         case "too_long" if isinstance(error["input"], list):

@@ -188,7 +188,8 @@ def plan_check(
 ) -> None:
     """Check a plan and everything that it names."""
     with prepared(plan_path, settings, allow_code, max_cells, None, only_devices or ()) as (plan, _):
-        typer.echo(f"{printable(str(plan_path))}: ok, {len(plan.cells)} cells")
+        n = len(plan.cells)
+        typer.echo(f"{printable(str(plan_path))}: ok, {n} cell{'s' if n != 1 else ''}")
         for note in notes_on(plan):
             typer.echo(printable(note))
         if _is_measured(plan):
@@ -394,7 +395,7 @@ def _print_dry_run(plan: Plan, run_parts: RunParts, console: Console, as_json: b
         }
         for e in found
     ]
-    print_rows(rows, as_json, f"{plan.name}: {len(rows)} cells")
+    print_rows(rows, as_json, f"{plan.name}: {len(rows)} cell{'s' if len(rows) != 1 else ''}")
     if not as_json:
         total_s = sum(e.seconds for e in found)
         for note in notes_on(plan):

@@ -29,7 +29,7 @@ from tests.conftest import FinishedRun
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.random_models import copy_bundled
-from tests.plans import BOOLQ, FAST, MODEL, raw_plan, write_plan
+from tests.plans import BOOLQ, DROPLESS, FAST, HOST, MODEL, raw_plan, write_plan
 
 
 def assert_refused(code: int, stderr: str, expected: list[str], expected_code: int = 2) -> None:
@@ -300,6 +300,11 @@ def test_dry_run_counts_exactly_and_writes_nothing(tmp_path: Path, finished_run:
         assert row["prefill_tokens"] == trial.prefill_tokens
         assert row["trials"] == (1 if trial.time_method == "modelled" else 2)
         assert trial.decode_tokens <= row["decode_tokens"]
+
+
+def test_a_single_cell_is_no_plural(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(engine=[DROPLESS], workload=[BOOLQ], device=[HOST]))
+    assert joulebench("plan", "check", str(plan)).stdout.startswith(f"{plan}: ok, 1 cell\n")
 
 
 def test_a_good_plan_is_told_so(finished_run: FinishedRun) -> None:

@@ -66,7 +66,7 @@ from tests.plans import (
         ({"model": {"source": MODEL, "dtype": "int4"}}, ["model.dtype", "'int4'", "'float32', 'bfloat16' or"]),
         (
             {"engine": [{"name": "a", "technique": {"name": "npumoe-t", "multiples": [1, 2]}}]},
-            ["engine[0].technique.multiples", "(1.0, 2.0)", "descend, such as (2, 1, 0.5)"],
+            ["engine[0].technique.multiples: must be finite", "descend, such as [2, 1, 0.5] (found (1.0, 2.0))"],
         ),
         (
             {"engine": [DROPLESS | {"quantise": {"experts": "int3"}}]},

@@ -86,6 +86,11 @@ def nested(depth: int) -> list[Any]:
         ({"schema": True}, ["schema: this joulebench reads schema 1, found True"]),
         ({"schema": 1.0}, ["schema: this joulebench reads schema 1, found 1.0"]),
         ({"name": "n" * 101}, ["name: names the run's folder, so at most 100 characters; found 101"]),
+        ({"model": {"source": ""}}, ["model.source: must be a text that is not empty, found ''"]),
+        (
+            {"engine": [DROPLESS | {"name": "n" * 101}]},
+            ["engine[0].name: must have at most 100 characters, found 101"],
+        ),
         ({"name": " "}, ["name: must be a text that is not empty"]),
         ({"engine": [DROPLESS | {"threads": 10**8}]}, ["engine[0].threads", "less than or equal to 1024", "100000000"]),
         ({"protocol": {"repeats": 10**9}}, ["protocol.repeats", "less than or equal to 100000", "1000000000"]),

@@ -98,7 +98,9 @@ def write_history_page(history: History, runs: Sequence[RunPoint], devices: Coll
     page = frame(title, [(panel.id, panel.chart) for panel in panels])
     write_plain_pages("results.report", {path.name: ("history.html.j2", page | shown)}, path.parent)
     n_changes = sum(len(panel.changes) for panel in panels)
-    told = f"{len(panels)} charts over {len(runs)} runs, {n_changes} changes of level"
+    counts = {"chart": len(panels), "run": len(runs), "change": n_changes}
+    charts, over, changes = (f"{n} {what}{'s' if n != 1 else ''}" for what, n in counts.items())
+    told = f"{charts} over {over}, {changes} of level"
     more = f"; {left_out} more figures are left out: choose with --plan or --device"
     return told + (more if left_out > 0 else "")
 

@@ -78,7 +78,7 @@ class TiersParameters(Record):
         if multiples is None:
             return None
         if any(not 0 < m < math.inf for m in multiples) or any(not a > b for a, b in pairwise(multiples)):
-            raise ValueError(f"multiples {multiples} must be finite, above 0 and descend, such as (2, 1, 0.5)")
+            raise ValueError("must be finite, above 0 and descend, such as [2, 1, 0.5]")
         return multiples
 
     @property
