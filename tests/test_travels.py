@@ -206,6 +206,21 @@ def test_slices_of_another_model_are_priced_at_the_size_of_the_named_one() -> No
     assert {one.moved_bytes for one in listed if one.name in ("activations", "results")} == {8.0}
 
 
+def test_a_deeper_model_finds_nothing_fetched_ahead_in_its_first_layer_alone() -> None:
+    """Three layers ran, six are priced: as if six had run. The first fetches its own two experts, each but the last
+    those of the next."""
+    both, shape = [72, 72], replace(TOY, n_layers=6)
+
+    def of(n_layers: int) -> list[DispatchPlan]:
+        ahead = [transfers_to(layer + 1, both, True) for layer in range(n_layers - 1)]
+        moved = [joined(transfers_to(0, both, True), ahead[0]), *ahead[1:], NO_TRANSFERS]
+        return [of_one_token([GPU], 2, one) for one in moved]
+
+    names = [one.name for one in priced(of(3), shape)]
+    assert (names.count("expert transfer"), names.count("expert prefetch")) == (2, 5 * 2)
+    assert seconds_of(of(3), shape) == pytest.approx(seconds_of(of(6), shape))
+
+
 def test_a_gpu_does_all_but_the_experts_of_others_and_reads_its_cache() -> None:
     """Keys and values of 7 tokens: 2 x 7 x 2 values of two bytes."""
     listed = priced([of_one_token([CallKind("ndp:0")])], replace(TOY, n_layers=1))

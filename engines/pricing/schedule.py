@@ -94,8 +94,7 @@ class Schedule:
         is_one_decoded = step.phase == "decode" and step.n_tokens == 1
         again = repeats(plans, is_one_decoded, shape, self._backbone, self._sheet)
         before: dict[tuple[bool, bool, Span | None], tuple[Operation, ...]] = {}
-        for layer in range(shape.n_layers):
-            reused = layer % len(numbers)
+        for layer, reused in enumerate(_stands_for(shape.n_layers, n_dense, len(numbers), plans)):
             plan = None if layer < n_dense else plans[numbers[reused]]
             is_dense = plan is None
             fetches = plan is not None and len(plan.transfers) > 0
@@ -313,6 +312,18 @@ def operations(
     """
     parts = Schedule(shape, backbone, graph_bytes_limit, travels).parts(step, plans, n_before)
     return [operation for part in parts for operation in part]
+
+
+def _stands_for(n_layers: int, n_dense: int, n_run: int, plans: Sequence[DispatchPlan | None]) -> Sequence[int]:
+    """Which of the layers that ran each priced one stands for: they take turns. Where buffers are filled a layer ahead,
+    the first finds nothing there and the last fills none, once in a model of any depth: those between take turns."""
+    n_sparse = n_layers - n_dense
+    fills = all(plan is not None for plan in plans) and any(
+        plan is not None and plan.transfers.as_one and len(plan.transfers) > 0 for plan in plans
+    )
+    if not fills or not 2 < n_run < n_sparse:
+        return [layer % n_run for layer in range(n_layers)]
+    return [0] * (n_dense + 1) + [1 + i % (n_run - 2) for i in range(n_sparse - 2)] + [n_run - 1]
 
 
 def unit_of_rest(sheet: Sheet | None, backbone: Unit) -> Unit:
