@@ -155,3 +155,33 @@ def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
         for task in ("HellaSwag", "RULER", "BoolQ")
     ]
     assert f"HellaSwag {tasks[0]} times as many, RULER {tasks[1]}, BoolQ {tasks[2]}" in text
+
+
+def test_the_page_quotes_loading_of_both_widths() -> None:
+    """It told 0.4 s, which is of fp32 alone."""
+    rows = read_json("loading")
+    ready = [row for row in rows if row.metric == "weights ready"]
+    assert ["float32" in row.conditions for row in ready] == [True, False]
+    (first, second), (share, other) = (row.ours for row in ready), (100 * (row.ratio or 0.0) for row in ready)
+    (private,) = {f"{row.ours:.2f}" for row in rows if row.metric == "peak private"}
+    assert (
+        f"a checkpoint of 4 GB is ready in {first:.1f} s (fp32) and {second:.1f} s (bf16), {share:.0f} % and"
+        f" {other:.0f} % of transformers' time, and takes {private} GB of private memory" in words_of("docs/engine.md")
+    )
+
+
+def test_the_page_quotes_items_a_second_beside_lm_eval() -> None:
+    told = []
+    for name in ("HellaSwag", "RULER", "BoolQ"):
+        bundled, large = (row.ratio or 0.0 for row in read_json("lm-eval-speed") if row.metric.startswith(name))
+        told.append(f"{name} {bundled:.1f} and {large:.1f}")
+    hellaswag, ruler, boolq = told
+    assert f"{hellaswag} times as many, {ruler}, {boolq}." in words_of("docs/engine.md")
+
+
+def test_readme_quotes_what_the_bundled_model_finds() -> None:
+    found = {row.conditions: row.ours for row in read_json("tiny-training") if row.metric == "string_match_all"}
+    one, four = found["ruler_niah_single_2, 1024"], found["ruler_niah_multikey_1, 1024"]
+    assert one == 100
+    told = f"finds one needle in 1024 tokens in every sample, and the right one of four in {four:.1f} %"
+    assert told in words_of("README.md")
