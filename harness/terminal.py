@@ -31,6 +31,8 @@ MOST_WORDS = 300
 
 NO_ROOM = ("failed to map segment", "can't start new thread", "Cannot allocate memory", "can't allocate memory")
 """What the loader, Python, the kernel and torch say under a limit."""
+NO_TEMPORARY = "No usable temporary directory found"
+"""Python's words where none can be written: the disk is full."""
 
 WHOLE_WORD = 20
 """Characters: longer ones (paths) are cut where not all have room."""
@@ -156,6 +158,9 @@ def end_unforeseen(error: Exception) -> NoReturn:
         last = last.tb_next
     kind = type(error).__name__
     words = " ".join(str(error).split())[:MOST_WORDS]
+    if isinstance(error, FileNotFoundError) and NO_TEMPORARY in words:
+        typer.echo(f"error: {printable(words)}: make room in one of them, or set TMPDIR to another folder", err=True)
+        raise SystemExit(EXIT_UNFORESEEN)
     if (memory := _lack_of_memory(error)) is not None:
         typer.echo(f"error: {kind}{words and ': '}{printable(words)}; {memory}", err=True)
         raise SystemExit(EXIT_UNFORESEEN)

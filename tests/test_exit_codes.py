@@ -152,6 +152,27 @@ def test_what_a_limit_on_memory_ends_names_the_limit(tmp_path: Path) -> None:
     assert "nobody foresaw this" in told("free", "library")
 
 
+def test_where_nothing_temporary_can_be_written_the_remedy_is_told(tmp_path: Path) -> None:
+    """On a full disk torch itself asks for that folder, when it is imported."""
+    script = """
+        import tempfile, harness.preflight
+        from harness.cli import main
+
+        def full(draft, run_parts):
+            tempfile.tempdir = None
+            tempfile._candidate_tempdir_list = lambda: ["/proc"]
+            tempfile.gettempdir()
+
+        harness.preflight.preflight = full
+        main()
+    """
+    done = run_python(script, "plan", "check", str(write_plan(tmp_path / "plan.toml", raw_plan())))
+    assert done.code == 1
+    (line,) = done.stderr.splitlines()
+    assert "No usable temporary directory found in ['/proc']: make room in one of them, or set TMPDIR" in line
+    assert "nobody foresaw" not in line
+
+
 def test_in_a_folder_that_is_gone_no_command_begins() -> None:
     """oneMKL ended the process there, and blamed libtorch_cpu.so."""
     done = run_python(
