@@ -39,3 +39,18 @@ def test_a_long_word_of_a_sentence_breaks(tmp_path: Path) -> None:
     frame = f'<iframe width="390" height="844" style="border: 0" srcdoc="{escape(inner)}"></iframe>'
     content, width = map(int, visit(f"<!DOCTYPE html><body>{frame}</body>", tmp_path).measured("widths").split())
     assert content <= width <= 390
+
+
+def test_pictures_whose_names_are_as_wide_as_a_phone_scroll() -> None:
+    """Names of candidates, and ends of lines, were cut at the edge of the picture."""
+    told = {
+        "tune.html.j2": "{{ phase.front_chart }}",
+        "sensitivity.html.j2": "{{ chart }}",
+        "source.html.j2": "{{ flips }}",
+        "cross.html.j2": "{{ machine.chart }}",
+    }
+    for template in TEMPLATES:
+        if chart := told.pop(template.name, None):
+            before = template.read_text(encoding="utf-8").partition(f'id="{chart}"')[0]
+            assert before.endswith('aria-label="Picture"><div class="chart wide" '), template
+    assert not told
