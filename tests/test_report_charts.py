@@ -1,5 +1,8 @@
 """Charts: thinning of traces, power derived from counters, and specifications that compile."""
 
+import re
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -69,3 +72,19 @@ def test_every_kind_of_chart_compiles_to_a_picture_with_its_marks() -> None:
         assert spec["description"] == description
         for mark in marks[description]:
             assert f"mark-{mark}" in svg, f"{description} has no {mark}"
+
+
+def test_names_of_lines_that_end_at_the_same_power_do_not_lie_on_each_other() -> None:
+    """ "timeline npu" stood on "timeline gpu" where both end at 0 W."""
+    import vl_convert
+
+    meters = ("nvml", "rapl", "zeus")
+    traces = [power_trace(1.0, 5.0, meter) for meter in meters]
+    spec = power_chart(traces, [(0.0, 0.4)], [0.4, 0.5], 0.0, 1.0, "three")
+    svg = vl_convert.vegalite_to_svg(spec | {"width": 300})
+    heights = {
+        meter: {float(y) for y in re.findall(rf"translate\([\d.]+,([\d.-]+)\)[^>]*>{meter} ", svg)} for meter in meters
+    }
+    assert [len(own) for own in heights.values()] == [1, 1, 1], heights
+    at = sorted(y for own in heights.values() for y in own)
+    assert min(b - a for a, b in pairwise(at)) >= 11, "letters are 11 px high"

@@ -20,6 +20,11 @@ from results.records import PowerTrace
 MAX_POINTS = 1200
 """Points drawn of a trace; more cannot be told apart at the width of a page."""
 
+POWER_PX = 210
+"""Height of a chart of power."""
+NAME_PX = 14
+"""Of a line of words in it."""
+
 CONFIG: dict[str, Any] = {
     "background": "transparent",
     "font": "system-ui, sans-serif",
@@ -107,6 +112,8 @@ def power_chart(
         .encode(x=alt.X("from_s:Q", title=title), x2="to_s:Q")
     ]
     dashes = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+    ends: list[dict[str, Any]] = []
+    top_w = 0.0
     for n, trace in enumerate(traces):
         times_s, watts = shown_part(trace, from_s, to_s)
         rows = [{"at_s": float(t), "power_w": float(w)} for t, w in zip(times_s - from_s, watts, strict=True)]
@@ -119,20 +126,29 @@ def power_chart(
             )
             .encode(x=x, y=y)
         )
-        if len(traces) > 1 and rows:
-            last = rows[-1] | {"name": name}
-            layers.append(
-                alt.Chart(alt.InlineData(values=[last]))
-                .mark_text(align="right", dy=-7, color="var(--ink)")
-                .encode(x=x, y=y, text="name:N")
-            )
+        ends += [rows[-1] | {"name": name}] if len(traces) > 1 and rows else []
+        top_w = max([top_w, *(row["power_w"] for row in rows)])
     ticks = [{"at_s": float(t) - from_s} for t in token_times_s if from_s <= t <= to_s]
     layers.append(
         alt.Chart(alt.InlineData(values=ticks))
         .mark_rule(color="var(--accent-2)", strokeWidth=1)
         .encode(x=x, y=alt.value(196), y2=alt.value(206))
     )
-    return page_spec(alt.layer(*layers), 210, description)
+    if ends:
+        names = alt.Chart(alt.InlineData(values=_apart(ends, NAME_PX / POWER_PX * top_w)))
+        # Behind the words paper: lines of a busy window leave nothing to read.
+        for look in ({"color": "var(--paper)", "stroke": "var(--paper)", "strokeWidth": 4}, {"color": "var(--ink)"}):
+            layers.append(names.mark_text(align="right", dy=-7, **look).encode(x=x, y=y, text="name:N"))
+    return page_spec(alt.layer(*layers), POWER_PX, description)
+
+
+def _apart(ends: Sequence[dict[str, Any]], gap_w: float) -> list[dict[str, Any]]:
+    """Names of lines, no nearer to each other than the gap: those that would lie on another are moved up."""
+    found: list[dict[str, Any]] = []
+    for end in sorted(ends, key=lambda end: float(end["power_w"])):
+        least = found[-1]["power_w"] + gap_w if found else end["power_w"]
+        found.append(end | {"power_w": max(end["power_w"], least)})
+    return found
 
 
 def shown_part(trace: PowerTrace, from_s: float, to_s: float) -> tuple[Array, Array]:
