@@ -9,8 +9,10 @@ import pytest
 
 from harness.fleet.coordinator import Coordinator
 from harness.fleet.members import Members
+from harness.fleet.messages import Description
 from harness.fleet.queue import Finished, TrialQueue
 from harness.fleet.road import Came, Down, Event, Lost
+from results.runs import SHA256, Input
 from results.store import Store
 from tests.benchmarks.fleet_scale import DEVICES, SimulatedWork, SleepingDevices, cells
 from tests.run_builders import ENVIRONMENT, run_info
@@ -77,3 +79,44 @@ def test_an_offer_that_leads_to_nothing_is_told_once_and_shown(tmp_path: Path) -
     devices.offer({first: 1})
     coordinator.step_before()
     assert {state.device for state in coordinator.device_states()} == set(OURS)
+
+
+def described(weights: str, threads: str = "2") -> Description:
+    """A worker with these weights and this setting."""
+    inputs = (Input(name="/models/one", value=f"{SHA256}{weights}"), Input(name="OMP_NUM_THREADS", value=threads))
+    return Description(process_id="1", host="lab-1", inputs=inputs)
+
+
+def test_a_worker_whose_files_are_not_those_of_the_others_is_refused_until_it_has_them(tmp_path: Path) -> None:
+    """Settings may differ, and stand in the run with the worker that has them."""
+    first, second = OURS[:2]
+    members = Members((first, second), tmp_path, None)
+    members.described(members[first], described("aa", threads="1"), 0.0)
+    members.described(members[second], described("bb"), 0.0)
+    assert (members[first].state, members[second].state) == ("idle", "refused")
+    assert (members[second].words or "").startswith("its inputs are not those of the other workers (/models/one ")
+    members.described(members[second], described("aa"), 20.0)
+    assert members[second].state == "idle"
+    assert {i.name: i.value for i in members.inputs()} == {
+        "/models/one": f"{SHA256}aa",
+        f"OMP_NUM_THREADS, worker of {first}": "1",
+        f"OMP_NUM_THREADS, worker of {second}": "2",
+    }
+    # Of a run that goes on, all is as it was.
+    info = run_info("goes on", environments={}).model_copy(update={"inputs": members.inputs()})
+    members = Members((first, second), tmp_path, info)
+    members.described(members[first], described("bb", threads="1"), 0.0)
+    members.described(members[second], described("aa", threads="1"), 0.0)
+    assert (members[first].words or "").startswith("its inputs are not those of the run (/models/one ")
+    assert "OMP_NUM_THREADS" in (members[second].words or "")
+    members.described(members[first], described("aa", threads="1"), 20.0)
+    assert members[first].state == "idle"
+
+
+def test_a_worker_that_alone_had_other_files_before_the_run_began_may_have_new_ones(tmp_path: Path) -> None:
+    """It was held against what it had said itself, until the coordinator was started again."""
+    members = Members(OURS[:2], tmp_path, None)
+    for weights in ("aa", "bb"):
+        members.described(members[OURS[0]], described(weights), 0.0)
+        assert members[OURS[0]].state == "idle"
+        assert members.inputs()[0].value == f"{SHA256}{weights}"

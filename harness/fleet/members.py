@@ -42,7 +42,6 @@ class Members:
         """Devices that workers offer, and that the plan does not name."""
         self._directory = directory
         self._info = info
-        self._inputs = {i.name: i.value for i in info.inputs} if info is not None else {}
 
     def __getitem__(self, device: str) -> Member:
         return self._members[device]
@@ -82,10 +81,6 @@ class Members:
             self.refuse(member.device, reasons, now_s)
             return
         member.state, member.description, member.words = "idle", description, None
-        if self._info is None:
-            own = OF_WORKER + member.device
-            self._inputs = {name: value for name, value in self._inputs.items() if not name.endswith(own)}
-            self._inputs |= {i.name: i.value for i in _named(member.device, description.inputs)}
 
     def refuse(self, device: str, reasons: Iterable[str], now_s: float) -> None:
         member = self._members[device]
@@ -104,17 +99,23 @@ class Members:
         now = _named(device, description.inputs)
         names = {i.name for i in now}
         if self._info is not None:
-            names |= {name for name in self._inputs if name.endswith(OF_WORKER + device)}
-            then = [Input(name=n, value=v) for n, v in self._inputs.items() if n in names]
+            own = OF_WORKER + device
+            found = changes([i for i in self._info.inputs if i.name in names or i.name.endswith(own)], now)
+            whose = "the run"
         else:
             now = [i for i in now if i.value.startswith(SHA256)]
-            then = [Input(name=i.name, value=self._inputs.get(i.name, i.value)) for i in now]
-        found = changes(then, now)
-        return [f"its inputs are not those of the run ({told_changes(found)}); give it the same files"] if found else []
+            others = {i.name: i.value for i in self.inputs(but=device)}
+            found = changes([Input(name=i.name, value=others.get(i.name, i.value)) for i in now], now)
+            whose = "the other workers"
+        return [f"its inputs are not those of {whose} ({told_changes(found)}); give it the same files"] if found else []
 
-    def inputs(self) -> tuple[Input, ...]:
-        """Of all that was described: files once, settings of each worker."""
-        return tuple(Input(name=name, value=value) for name, value in self._inputs.items())
+    def inputs(self, but: str | None = None) -> tuple[Input, ...]:
+        """Of all that was described: files once, settings of each worker. but: a device whose worker is left out."""
+        found: dict[str, str] = {}
+        for member in self._members.values():
+            if member.description is not None and member.device != but:
+                found |= {i.name: i.value for i in _named(member.device, member.description.inputs)}
+        return tuple(Input(name=name, value=value) for name, value in found.items())
 
 
 def _one_of_them(device: str) -> str:
