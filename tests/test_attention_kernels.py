@@ -11,7 +11,7 @@ from engines.kernels import native, tables
 from engines.kernels.decoder import cache_table, chunk_table
 from engines.model.quantised import Arithmetic, Form, rounded, store
 from engines.model.rope import turn
-from tests.test_kernels import needs_bf16, needs_compiler, random, relative_error
+from tests.kernel_forms import needs_bf16, needs_compiler, random, relative_error
 
 pytestmark = pytest.mark.numbers
 

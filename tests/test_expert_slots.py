@@ -29,8 +29,8 @@ from results.counters import EngineCounters
 from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
+from tests.kernel_forms import needs_bf16
 from tests.plans import DROPLESS
-from tests.test_kernels import needs_bf16
 from tests.test_preflight import checked, problems
 
 pytestmark = pytest.mark.numbers

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engines.kernels import compile as compiling
 from engines.kernels import tables
-from tests.test_kernels import STORED, random, relative_error
+from tests.kernel_forms import STORED, random, relative_error
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]

@@ -22,6 +22,7 @@ from engines.techniques.context import BuildContext
 from engines.techniques.presets import DroplessParameters, dropless
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
+from tests.kernel_forms import needs_bf16
 from tests.ranks import (
     BUNDLED,
     CHUNK,
@@ -35,7 +36,6 @@ from tests.ranks import (
     relative_error,
     technique,
 )
-from tests.test_kernels import needs_bf16
 
 pytestmark = pytest.mark.numbers
 

@@ -29,7 +29,7 @@ from engines.model.weights import ModelWeights, SparseWeights
 from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, FamilyCase, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer, write_random_model
-from tests.test_kernels import needs_bf16
+from tests.kernel_forms import needs_bf16
 
 pytestmark = pytest.mark.numbers
 
