@@ -1,0 +1,105 @@
+"""Rounds without a pause on a fake phone that throttles, from the command to the tables and the page."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from devices import gates
+from devices.android import battery as battery_module
+from harness.commands import app
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.battery import FakeBattery
+from tests.fakes.phone import DISCHARGING, THERMAL
+from tests.fakes.sheet_phone import LLAMA_BENCH
+from tests.plans import FAST, raw_plan, write_plan
+from tests.test_endurance import found_in
+from tests.test_tune_phone import small_phone
+
+
+@pytest.mark.waits
+def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama-bench on a fake phone, whose battery falls and warms up; 8 s after the first round it is held back."""
+    fake = small_phone(tmp_path / "phone")
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
+    monkeypatch.setattr(gates, "Gates", gates.Gates)
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    (tmp_path / "llama-bench").write_text(LLAMA_BENCH)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    arm = {
+        "name": "bench", "runs": "llama-bench", "program": str(tmp_path / "llama-bench"), "cores": "0-2",
+        "model_file": str(tmp_path / "model.gguf"), "timeout_s": 5,
+    }  # fmt: skip
+    lengths = {"name": "fixed_lengths", "prompt_tokens": 250, "new_tokens": 41, "limit": 1}
+    plan = write_plan(
+        tmp_path / "plan.toml",
+        raw_plan(
+            engine=[arm], workload=[lengths], device=[{"name": "adb:FAKE0001"}],
+            protocol=FAST | {"stop": {"minutes": 5, "until_temperature_c": 44}},
+        ),
+    )  # fmt: skip
+    ended = threading.Event()
+    throttled_at: list[float] = []
+
+    def warm_up() -> None:
+        """0.7 degC a second from the first round on, until 44 degC is reached; throttled in the middle."""
+        while not fake.runs() and not ended.wait(0.02):
+            pass
+        begun_s = time.monotonic()
+        while not ended.wait(0.1):
+            seconds = time.monotonic() - begun_s
+            text = DISCHARGING.replace("temperature: 312", f"temperature: {min(450, 312 + 7 * seconds):.0f}")
+            fake.answer("dumpsys battery", text.replace("level: 82", f"level: {82 - seconds / 2:.0f}"))
+            if seconds >= 8 and not throttled_at:
+                throttle(fake.root / "figures")
+                fake.answer("dumpsys thermalservice", THERMAL.replace("Thermal Status: 0", "Thermal Status: 2"))
+                throttled_at.append(time.monotonic())
+
+    with FakeBattery(fake, fake.power_w, update_s=0.015), FakeAdbServer(fake) as server:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        thread = threading.Thread(target=warm_up)
+        thread.start()
+        try:
+            done = CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")])
+        finally:
+            ended.set()
+            thread.join()
+    assert done.exit_code == 0, done.output
+    [series] = found_in(tmp_path / "run")
+    assert series.ended_by is not None
+    assert series.ended_by.startswith("heat: 4")
+    [step] = series.steps
+    begun_s = series.rounds[0].trial.window_start_s
+    assert begun_s is not None
+    # On one clock, the monotonic one.
+    throttled_s = throttled_at[0] - begun_s
+    longest_s = max(r.to_s - r.from_s for r in series.rounds)
+    assert step.low_s - longest_s <= throttled_s <= step.high_s + longest_s
+    assert step.change == pytest.approx(-0.5, abs=0.05)
+    assert step.power_before is not None
+    assert step.power_after is not None
+    assert step.power_after.mean < 0.8 * step.power_before.mean
+    assert series.rounds[-1].temperature_c is not None
+    assert 44.0 <= series.rounds[-1].temperature_c <= 45.0
+    assert series.rounds[-1].battery_percent is not None
+    assert series.rounds[-1].battery_percent < 80
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "the level that it sustains" in page
+    assert 'class="picture endurance"' in page
+    steps = pd.read_csv(tmp_path / "run" / "endurance_steps.csv")
+    rounds = pd.read_csv(tmp_path / "run" / "endurance.csv")
+    assert set(steps["power_method"]) == set(rounds["power_method"].dropna()) - {"missing"} != set()
+
+
+def throttle(figures: Path) -> None:
+    """Every program takes twice as long."""
+    for path in figures.iterdir():
+        ns, watts, cores = path.read_text().split()
+        beside = path.with_name(f".{path.name}")
+        beside.write_text(f"{2 * int(ns)} {float(watts) / 2} {cores}\n")
+        beside.replace(path)
