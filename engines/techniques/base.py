@@ -25,6 +25,7 @@ from engines.calls import Calls, Integers, Width
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import NO_TRANSFERS, DispatchPlan, Exchange, Prediction, Routing, Transfers
 from engines.profile import Learnt
+from engines.residency import Booleans
 
 if TYPE_CHECKING:
     from engines.prediction import GuessRules
@@ -153,8 +154,8 @@ class Layout(Protocol):
     skips_padding: bool
     """Whether its rows of padding are not fetched."""
 
-    def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
-        """load_E: pairs of each expert of the share, 0 for the others."""
+    def rows(self, seen: LayerInput, load_E: Integers, own_E: Booleans | None = None) -> Rows:
+        """load_E: pairs of each expert of the share, 0 for the others. own_E: the experts of the share; None: all."""
         ...
 
     def decode_layout(self, layer: int, n_experts: int) -> DecodeLayout | None:

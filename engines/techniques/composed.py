@@ -24,7 +24,6 @@ from engines.residency import Residency, Slots
 from engines.techniques.base import Layout, Move, Moved, Place, Route, Share
 from engines.techniques.context import NOTHING, Asks, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.exchanges import exchanges_of
-from engines.techniques.layout.blocks import Blocks
 from engines.techniques.layout.capacity import Capacity
 from engines.techniques.layout.exact import Exact, exact_rows
 from engines.techniques.layout.tiers import Tiers
@@ -293,10 +292,8 @@ class ComposedTechnique:
             own_E = load_E if share.experts_E is None else np.where(share.experts_E, load_E, 0)
             if share.exact:
                 laid = exact_rows(own_E)
-            elif isinstance(layout, Blocks):
-                laid = layout.rows(seen, own_E, share.experts_E)
             else:
-                laid = cut(of_share(layout.rows(seen, own_E), share), share, layout)
+                laid = cut(of_share(layout.rows(seen, own_E, share.experts_E), share), share, layout)
             parts.append(calls_of(laid, share, layout, n_rows))
             n_rows += int(laid.rows_S.sum())
             kept_E += laid.kept_E

@@ -104,7 +104,6 @@ class Blocks:
         return size
 
     def rows(self, seen: LayerInput, load_E: Integers, own_E: Booleans | None = None) -> Rows:
-        """own_E: the experts that are laid out here, which are those of one rank; None: all."""
         n_tokens, top_k = seen.routing.expert_ids_TK.shape
         n_pairs, n_experts, parameters = n_tokens * top_k, len(load_E), self._parameters
         size = self.block_size(n_pairs, n_experts)

@@ -28,6 +28,7 @@ from pydantic import Field, model_validator
 from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
 from engines.errors import EngineError
+from engines.residency import Booleans
 from engines.techniques.base import Overflow, Rows
 from engines.techniques.context import NOTHING, Asks, BuildContext, LayerInput
 from engines.techniques.layout.exact import one_call_each
@@ -86,7 +87,7 @@ class Capacity:
         self.keeps_graphs = parameters.rows == "max" and parameters.decode_graphs == "same"
         self.asks = Asks(counts=True) if self.keeps_graphs else NOTHING
 
-    def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
+    def rows(self, seen: LayerInput, load_E: Integers, own_E: Booleans | None = None) -> Rows:
         n_tokens, top_k = seen.routing.expert_ids_TK.shape
         is_all = self._parameters.launch == "all" and seen.phase == "prefill"
         expert_S = np.arange(len(load_E)) if is_all else load_E.nonzero()[0]

@@ -11,6 +11,7 @@ import numpy as np
 
 from engines.calls import Integers
 from engines.decode_layout import PLAIN, DecodeLayout
+from engines.residency import Booleans
 from engines.techniques.base import Overflow, Rows
 from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record
@@ -40,7 +41,7 @@ class Exact:
     renormalise = False
     skips_padding = False
 
-    def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
+    def rows(self, seen: LayerInput, load_E: Integers, own_E: Booleans | None = None) -> Rows:
         return exact_rows(load_E)
 
     def decode_layout(self, layer: int, n_experts: int) -> DecodeLayout | None:

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from engines.calls import Integers
 from engines.decode_layout import PLAIN, DecodeLayout
+from engines.residency import Booleans
 from engines.techniques.base import Overflow, Rows
 from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from engines.techniques.layout.exact import exact_rows, one_call_each
@@ -69,7 +70,7 @@ class Loads:
         self._alpha = switch_alpha
         self._top_k = context.sizes.top_k if context.sizes is not None else 1
 
-    def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
+    def rows(self, seen: LayerInput, load_E: Integers, own_E: Booleans | None = None) -> Rows:
         n_tokens, top_k = seen.routing.expert_ids_TK.shape
         if self._alpha is None or (seen.phase == "decode" and n_tokens * top_k >= self._alpha * len(load_E)):
             n_experts = len(load_E)

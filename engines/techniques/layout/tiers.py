@@ -39,6 +39,7 @@ from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
 from engines.errors import EngineError
 from engines.profile import Profile
+from engines.residency import Booleans
 from engines.techniques.base import Overflow, Rows
 from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.layout.capacity import rounded_up
@@ -175,7 +176,7 @@ class Tiers:
         capacity_E[graphs.expert_S] = graphs.rows_S
         return tuple(capacity_E.tolist())
 
-    def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
+    def rows(self, seen: LayerInput, load_E: Integers, own_E: Booleans | None = None) -> Rows:
         if seen.phase == "decode" and self.decode_graphs == "single":
             expert_S = load_E.nonzero()[0]
             return one_call_each(expert_S, np.full(len(expert_S), self._single_rows), load_E)
