@@ -13,7 +13,7 @@ import typer
 from scipy import stats
 
 from harness import compare_command
-from results.history.compared import Compared
+from results.history.compared import Compared, of_pairs
 from results.history.comparison import CompareError, Comparison, Side
 from results.history.points import Figure
 from results.history.unlike import What, unlike_environments
@@ -71,6 +71,19 @@ def test_of_two_arms_of_one_run_repeats_are_pairs(tmp_path: Path) -> None:
     assert one.low is not None
     assert one.low == pytest.approx(math.expm1(expected.confidence_interval(0.95).low))
     assert one.verdict == "worse"
+
+
+@pytest.mark.parametrize("logs", [np.random.default_rng(0).normal(0.2, 0.02, 400), np.array([0.25, -0.25])])
+def test_pairs_that_differ_beyond_any_p_or_not_at_all_on_average_have_their_interval(logs: np.ndarray) -> None:
+    """p of the first is below the least number that a float holds, of the second it is 1: no error follows from p."""
+    figure = Figure(
+        metric="e2e", phase="all", unit="s", kind="time", better="lower", method="measured", values={0: 1.0}
+    )  # fmt: skip
+    found = of_pairs(Compared("w", "d", "a", figure, figure, "not tested"), logs.tolist(), 0.0)
+    expected = stats.ttest_1samp(logs, 0.0)
+    low, high = expected.confidence_interval(0.95)
+    assert (found.change, found.p) == (pytest.approx(math.expm1(logs.mean())), pytest.approx(expected.pvalue))
+    assert (found.low, found.high) == (pytest.approx(math.expm1(low)), pytest.approx(math.expm1(high)))
 
 
 def test_false_discoveries_are_held_down_over_all_figures(tmp_path: Path) -> None:

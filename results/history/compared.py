@@ -65,7 +65,9 @@ def of_pairs(row: Compared, logs: Sequence[float], meters: float | None) -> Comp
     if found.low is None and found.n > 1:
         return replace(row, reason=found.reason or "")
     effect = None if scatter == 0 else found.mean / scatter * _hedges(len(logs) - 1)
-    return _of_logs(replace(row, effect=effect), found.mean, _error(found), len(logs) - 1, meters, PAIRED)
+    return _of_logs(
+        replace(row, effect=effect), found.mean, scatter / math.sqrt(found.n), len(logs) - 1, meters, PAIRED
+    )
 
 
 def of_groups(row: Compared, other: Figure, meters: float | None) -> Compared:
@@ -112,15 +114,6 @@ def with_difference(
     return replace(
         row, change=change, low=ends[0], high=ends[1], p=found.p, test=found.test, reason=found.reason or row.reason
     )
-
-
-def _error(found: Difference) -> float:
-    """Standard error behind a mean difference, by its t test."""
-    from scipy.special import stdtrit
-
-    if found.p is None or found.p >= 1.0:
-        return 0.0
-    return abs(found.mean) / abs(float(stdtrit(found.n - 1, found.p / 2)))
 
 
 def model_error(figure: Figure, other: Figure) -> float:
