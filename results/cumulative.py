@@ -13,6 +13,7 @@ always read low, by half an update. How long u is, and what is filled in where a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,6 +48,8 @@ class Cumulative:
     segment_w: Array
     renewed_within_s: Array
     """Counters: for each reading the time w within which its value was renewed; else 0."""
+    aged_j: Array
+    """Counters: standard uncertainty of each reading's energy, for its value is of an unknown age; else 0."""
     update_period_s: float
     """As the readings show it, where it is a counter's."""
     stands: tuple[Stand, ...] = ()
@@ -90,7 +93,8 @@ def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
     energy_j = np.concatenate([[0.0], np.cumsum(step_j)])
     segment_w = step_j / np.diff(at_s)
     stands = impossible + stands
-    return Cumulative(at_s, energy_j, segment_w, np.zeros(len(at_s)), trace.update_period_s, stands, watts, is_flat)
+    none = np.zeros(len(at_s))
+    return Cumulative(at_s, energy_j, segment_w, none, none, trace.update_period_s, stands, watts, is_flat)
 
 
 def power_samples(trace: PowerTrace, values: Array) -> tuple[Array, Array]:
@@ -187,7 +191,7 @@ def _steps(trace: PowerTrace) -> tuple[Array, list[tuple[int, str]]]:
 def _counter_curve(t: Array, shown_j: Array, update_s: float, stands: tuple[Stand, ...]) -> Cumulative:
     """Cumulative energy from the values that a counter showed: see the module's docstring."""
     if update_s == 0 and not stands:
-        return Cumulative(t, shown_j, np.diff(shown_j) / np.diff(t), np.zeros(len(t)), update_s)
+        return Cumulative(t, shown_j, np.diff(shown_j) / np.diff(t), np.zeros(len(t)), np.zeros(len(t)), update_s)
     # Where a source stood still to the end, the last reading says so.
     at_end = np.isin(t, [stand.end_s for stand in stands])
     renewed = np.flatnonzero(np.concatenate([[True], np.diff(shown_j) > 0]) | at_end)
@@ -197,15 +201,18 @@ def _counter_curve(t: Array, shown_j: Array, update_s: float, stands: tuple[Stan
     at_s, seen_j = t[renewed], shown_j[renewed]
     if len(renewed) >= 3:
         energy_j = _with_age(at_s, seen_j, within_s, update_s)
+        aged_j = _aged_j(at_s, seen_j, within_s, update_s)
         if at_s[-1] < t[-1]:
             left_s = t[-1] - at_s[-1]
             last_w = (energy_j[-1] - energy_j[-2]) / (at_s[-1] - at_s[-2])
             at_s, energy_j = np.append(at_s, t[-1]), np.append(energy_j, energy_j[-1] + last_w * left_s)
+            aged_j = np.append(aged_j, 2 * aged_j[-1] * max(1.0, left_s / within_s[-1]))
             within_s = np.append(within_s, 2 * max(within_s[-1], left_s))
     else:
         # Fewer than two renewals: nothing is known of their pace.
         at_s, energy_j, within_s = t, shown_j, np.full(len(t), update_s)
-    return Cumulative(at_s, energy_j, np.diff(energy_j) / np.diff(at_s), within_s, update_s, stands)
+        aged_j = np.full(len(t), (shown_j[-1] - shown_j[0]) / (t[-1] - t[0]) * update_s / math.sqrt(12))
+    return Cumulative(at_s, energy_j, np.diff(energy_j) / np.diff(at_s), within_s, aged_j, update_s, stands)
 
 
 def _with_age(at_s: Array, seen_j: Array, within_s: Array, update_s: float) -> Array:
@@ -223,6 +230,20 @@ def _with_age(at_s: Array, seen_j: Array, within_s: Array, update_s: float) -> A
     missing_j = energy_j[1] - seen_j[0] - before_w[0] * first_s if early else before_w[0] * update_s / 2
     energy_j[0] += min(max(missing_j, 0.0), before_w[0] * update_s)
     return energy_j
+
+
+def _aged_j(at_s: Array, seen_j: Array, within_s: Array, update_s: float) -> Array:
+    """Standard uncertainty of what `_with_age` adds: of the age, and of the power that is taken for it.
+
+    A step between two renewals may have lasted as much less than its readings are apart as the later of them is old: so
+    much more power flowed. A counter that ticks right after a reading and right before the next one but one shows the
+    energy of two readings in three.
+    """
+    apart_s, step_j = np.diff(at_s), np.diff(seen_j)
+    before_w = step_j / apart_s
+    most_w = step_j / np.maximum(apart_s - within_s[1:], np.minimum(apart_s, update_s))
+    before_w, most_w = (np.concatenate([w[:1], w]) for w in (before_w, most_w))
+    return np.asarray(within_s * np.sqrt(most_w**2 / 12 + (most_w - before_w) ** 2 / 4))
 
 
 def energy_at(curve: Cumulative, at_s: Array) -> Array:

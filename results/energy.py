@@ -304,7 +304,7 @@ def _integrate(part: Resting, intervals: Sequence[Interval], beside: Beside | No
     edge_energy_j = energy_at(curve, edges.reshape(-1)).reshape(-1, 2)
     energy_j = float((edge_energy_j[:, 1] - edge_energy_j[:, 0]).sum())
     if curve.watts is None:
-        seen = curve.times_s, curve.segment_w, curve.renewed_within_s
+        seen = curve.times_s, curve.segment_w, curve.renewed_within_s, curve.aged_j
         variance_j2 = counter_variance_j2(*seen, trace.resolution, edges)
     else:
         variance_j2 = power_variance_j2(replace(trace, times_s=curve.times_s, values=curve.watts), edges)

@@ -246,15 +246,20 @@ def _scatter_j2(trace: PowerTrace, change_j: Array, first: NDArray[np.intp], las
     return max(0.0, at_most_j2 - float(counted_j2[stands_out].sum()))
 
 
-def counter_variance_j2(times_s: Array, watts: Array, renewed_within_s: Array, step_j: float, edges: Array) -> float:
-    """Of the edges [n, 2] of the intervals, between the readings [m] of a counter; watts: of its steps [m - 1]."""
+def counter_variance_j2(
+    times_s: Array, watts: Array, renewed_within_s: Array, aged_j: Array, step_j: float, edges: Array
+) -> float:
+    """Of the edges [n, 2] of the intervals, between the readings [m] of a counter; watts: of its steps [m - 1].
+
+    The ages of two readings may be alike, where readings and renewals are in step: their errors do not average away.
+    """
     at_s = edges.reshape(-1)
     i = np.clip(np.searchsorted(times_s, at_s, side="right") - 1, 0, len(watts) - 1)
     dt = times_s[i + 1] - times_s[i]
     f = np.clip((at_s - times_s[i]) / dt, 0.0, 1.0)
     near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
     within_s = renewed_within_s
-    age_j2 = (((1 - f) * near_w[0] * within_s[i]) ** 2 + (f * watts[i] * within_s[i + 1]) ** 2) / 12
+    age_j2 = ((1 - f) * aged_j[i] + f * aged_j[i + 1]) ** 2
     interpolated_j = np.ptp(near_w, axis=0) * dt * f * (1 - f)
     either_side = np.minimum(f * (1 - f) + within_s[i] / (2 * dt), 0.25)
     scatter_j2 = _scatter_near_w2(watts, i) * dt**2 * either_side

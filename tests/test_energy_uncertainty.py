@@ -102,6 +102,32 @@ def test_counters_truth_lies_within_two_sigma_when_ticks_have_any_phase(
     assert width <= 4
 
 
+@pytest.mark.parametrize("idle_w", [5.0, 20.0])
+@pytest.mark.parametrize(("interval_s", "update_s"), [(0.01, 0.0202), (0.01, 0.005), (0.05, 0.01), (0.01, 0.001)])
+def test_a_counter_in_step_with_its_readings_is_as_certain_as_it_says(
+    interval_s: float, update_s: float, idle_w: float
+) -> None:
+    """Values of one age again and again, between marked edges: nothing averages, and no window is off by 3 sigma."""
+    rng = np.random.default_rng(3)
+    sigmas_j, errors_j = [], []
+    for _ in range(200):
+        end_s = rng.uniform(1.0, 1.1)
+        power = steps((-2.0, idle_w), (0.0, 20.0), (end_s, idle_w), until_s=4.0)
+        # As meters do: closely before the window, then at their interval, and a mark behind each edge.
+        closely_s = np.arange(-5 * update_s - rng.uniform(0.001, 0.02), 0.0, 1.1e-3)
+        grid_s = closely_s[-1] + np.cumsum(interval_s * rng.uniform(0.998, 1.002, int(2 / interval_s)))
+        grid_s = grid_s[(grid_s > 3e-4) & (grid_s < end_s)]
+        times_s = np.concatenate([closely_s, [5e-5], grid_s, [end_s + 5e-5]])
+        counter = counter_trace(power, times_s, update_s, rng.uniform(0, update_s))
+        reading = energy(replace(counter, sample_interval_s=interval_s, update_period_s=1e-3), (0.0, end_s))
+        assert reading.energy_j is not None, reading.reason
+        assert reading.uncertainty_j is not None
+        errors_j.append(reading.energy_j - 20.0 * end_s)
+        sigmas_j.append(reading.uncertainty_j)
+    assert np.all(np.abs(errors_j) <= 3 * np.array(sigmas_j))
+    assert np.mean(sigmas_j) <= 4 * np.sqrt(np.mean(np.square(errors_j)))
+
+
 @pytest.mark.parametrize("shape", [telegraph, square, burst])
 @pytest.mark.parametrize("update_s", [0.1, 0.001])
 def test_counter_whose_trace_ends_with_the_window_is_less_certain_but_still_right(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from results.cumulative import cumulative
 from results.energy import energy_between
 from results.records import PowerTrace
 from results.uncertainty import counter_variance_j2, power_variance_j2, shows_means
@@ -107,10 +108,11 @@ def test_a_load_in_step_with_the_readings_errs_alike_in_each_period() -> None:
     assert power_variance_j2(power(shuffled), WINDOW) < 3 * 160 * (40.0 * DT) ** 2 * 0.24
 
 
-def counter(steps_j: list[float], edge_s: float, within_s: float = 0.0) -> float:
+def counter(steps_j: list[float], edge_s: float, aged_j: float = 0.0) -> float:
     times_s = np.arange(len(steps_j) + 1.0)
     edges = np.array([[edge_s, edge_s]])
-    return counter_variance_j2(times_s, np.asarray(steps_j), np.full(len(times_s), within_s), 0.0, edges)
+    none = np.zeros(len(times_s))
+    return counter_variance_j2(times_s, np.asarray(steps_j), none, none + aged_j, 0.0, edges)
 
 
 def test_a_counters_spike_lies_on_either_side_of_an_edge() -> None:
@@ -128,9 +130,30 @@ def test_a_counters_step_of_power_is_no_scatter() -> None:
     assert counter(steps_j, 7 + f) == pytest.approx((2 * 4.0 * f * (1 - f)) ** 2)
 
 
+@pytest.mark.parametrize("f", [0.0, 0.5])
+def test_ages_of_a_counters_values_do_not_average_away(f: float) -> None:
+    """Readings in step with its renewals are of one age: an edge between two of them errs as one of them does."""
+    assert counter([5.0] * 8, 4.0 + f, aged_j=0.2) == pytest.approx(2 * 0.2**2)
+
+
 def test_the_age_of_a_counters_value_is_power_times_its_renewal() -> None:
-    # At a reading: half of a renewal of 0.2 s either way, at both ends; 5 W all the time.
-    assert counter([5.0] * 8, 4.0, within_s=0.2) == pytest.approx(2 * (5.0 * 0.2) ** 2 / 12)
+    """5 W renewed at each reading, some time in the 0.2 s before: half of them either way."""
+    at_s = np.arange(0.0, 4.0, 0.2)
+    curve = cumulative(trace("counter", at_s, 5.0 * at_s, 0.2, update_period_s=0.2))
+    assert curve.aged_j[1:] == pytest.approx(5.0 * 0.2 / np.sqrt(12))
+
+
+def test_a_counter_that_ticks_just_behind_a_reading_had_more_power_than_it_shows() -> None:
+    """20 W, a tick each 20 ms, read each 10 ms: one tick is missed by 1 us, and its step has 30 ms, or 13.3 W."""
+    at_s = np.arange(0.0, 0.3, 0.01)
+    ticks_s = np.concatenate([np.arange(-0.04, 0.2 - 1e-9, 0.02), np.arange(0.2 + 1e-6, 0.4, 0.02)])
+    shown_j = 20.0 * (0.04 + ticks_s[np.searchsorted(ticks_s, at_s + 1e-9, side="right") - 1])
+    curve = cumulative(trace("counter", at_s, shown_j, 0.01, update_period_s=0.02))
+    k = int(np.flatnonzero(np.isclose(curve.times_s, 0.21))[0])
+    # At that reading its value is 10 ms old.
+    off_j = 20.0 * 0.01 - (curve.energy_j[k] - (shown_j[21] - shown_j[0]))
+    assert curve.aged_j[k] == pytest.approx(0.01 * np.hypot(20.0 / np.sqrt(12), (20.0 - 40.0 / 3) / 2), rel=1e-3)
+    assert abs(off_j) < 3 * curve.aged_j[k]
 
 
 @pytest.mark.parametrize(("hz", "widest"), [(3.3, 0.08), (7.3, 0.04), (8.7, 0.04)])
