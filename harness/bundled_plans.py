@@ -21,6 +21,7 @@ def about_plan(path: Path) -> str:
 
 def write_bundled_plan(name: str, path: Path) -> None:
     """Raises `FileExistsError` where something is there already, and any other `OSError`."""
+    from results.report.files import write_new_text
+
     text = bundled_plans()[name].read_text(encoding="utf-8")
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+    write_new_text(path, text)

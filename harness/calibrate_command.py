@@ -14,6 +14,7 @@ from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_NOT_WRITTEN,
     AsJson,
+    check_out,
     console_of,
     end_interrupted,
     fail,
@@ -80,6 +81,7 @@ def calibrate(
     names = [name.strip() for text in data for name in text.split(",") if name.strip()]
     try:
         check_is_free(out)
+        check_out(out)
         with _Progress(console) as progress:
             recipe = EstimatorRecipe.model_validate(given) if estimator else None
             profile = counted(ModelSpec(source=model, dtype=dtype), names, prompts, chunk, progress, recipe)

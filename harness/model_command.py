@@ -15,6 +15,7 @@ from harness.terminal import (
     EXIT_DEVICE_NOT_READY,
     EXIT_NOT_WRITTEN,
     AsJson,
+    check_out,
     console_of,
     end_interrupted,
     fail,
@@ -50,6 +51,7 @@ def fit(
     raise_in_command()
     if problems := list(_name_problems(out)):
         fail_each(problems, EXIT_BAD_PLAN)
+    check_out(out.parent)
     from devices.base import DeviceError
     from engines.curves.machine import doubts, fit_machine, points_text, residual_rows
     from engines.errors import EngineError
@@ -77,8 +79,7 @@ def fit(
     if busy and not even_if_busy:
         fail(f"{'; '.join(busy)}; fit on a quiet machine, or give --even-if-busy", EXIT_DEVICE_NOT_READY)
     try:
-        for path, text in zip(_files(out), (found.text, points_text(found)), strict=True):
-            _write_new(path, text)
+        _write_both(out, found.text, points_text(found))
     except OSError as error:
         fail(f"{out}: cannot be written ({error.strerror or error}); give another name", EXIT_NOT_WRITTEN)
     rows = residual_rows(found)
@@ -95,6 +96,19 @@ def fit(
 def _files(out: Path) -> tuple[Path, Path]:
     """The sheet, and its points."""
     return out, out.with_suffix(".csv")
+
+
+def _write_both(out: Path, sheet: str, points: str) -> None:
+    """Both or none: the same command can be given again. Raises `OSError`."""
+    from results.report.files import write_new_text
+
+    sheet_path, points_path = _files(out)
+    write_new_text(points_path, points)
+    try:
+        write_new_text(sheet_path, sheet)
+    except BaseException:
+        points_path.unlink()
+        raise
 
 
 def _name_problems(out: Path) -> Iterator[str]:
@@ -118,15 +132,3 @@ def _busy(unit: str, measured: Measured) -> str | None:
         else f": {format_share(measured.foreign_share)} of the CPU time went to others"
     )
     return f"{unit}: {measured.n_disturbed} of {measured.n_runs} runs were disturbed{share}"
-
-
-def _write_new(path: Path, text: str) -> None:
-    """Whole or not at all, and never over another file."""
-    import os
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -124,14 +124,14 @@ def _with_unit(key: str, value: float) -> str:
 
 def _write(ref: SheetRef, name: str, out: Path) -> None:
     from devices.models.sheet import available_sheets, sheet_path
+    from results.report.files import write_new_text
 
     if out.suffix != ".toml" or out.stem in available_sheets():
         fail(f"{out}: name it NAME.toml, after no sheet of joulebench; the device is then model:NAME", EXIT_BAD_PLAN)
     text = sheet_path(ref).read_text(encoding="utf-8")
     named = text.replace(f"name = {json.dumps(name)}", f"name = {json.dumps(out.stem)}", 1)
     try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(f"# A copy of sheet {name}, to change.\n{named}")
+        write_new_text(out, f"# A copy of sheet {name}, to change.\n{named}")
     except FileExistsError:
         fail(f"{out}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
     except OSError as error:

@@ -30,7 +30,7 @@ from typing import IO, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from results.database import DATABASE, StoreError
+from results.database import DATABASE, StoreError, opened_for_reading
 from results.records import Record
 from results.store import Store
 
@@ -208,9 +208,13 @@ def _own_files(directory: Path) -> Iterator[Path]:
 
 
 def _copy_database(path: Path, copy: Path) -> None:
-    """Whole, also while a run goes on."""
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-        db.execute("VACUUM INTO ?", (str(copy),))
+    """Whole, also while a run goes on. Raises `OSError`."""
+    with closing(opened_for_reading(path)) as db:
+        try:
+            db.execute("VACUUM INTO ?", (str(copy),))
+        except sqlite3.OperationalError as error:
+            number = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
+            raise OSError(number, str(error)) from error
 
 
 def _canonical(value: Any) -> bytes:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -30,6 +28,7 @@ from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.random_models import copy_bundled
 from tests.plans import BOOLQ, DROPLESS, FAST, HOST, MODEL, raw_plan, write_plan
+from tests.small_disk import small_disk
 
 
 def assert_refused(code: int, stderr: str, expected: list[str], expected_code: int = 2) -> None:
@@ -197,24 +196,12 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in out.iterdir()] == ["thesis.tex"]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with less room than a run needs."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    size = f"size={FREE_BYTES_NEEDED // 2}"
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", size, "none", folder], check=False).returncode:
-        pytest.skip("cannot mount a small tmpfs here (needs root on Linux)")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_is_refused(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     plan = write_plan(tmp_path / "plan.toml", raw_plan())
-    done = joulebench("run", str(plan), "--out", str(small_disk / "run"))
-    assert_refused(done.code, done.stderr, ["MB are free on the disk of"])
-    assert list(small_disk.iterdir()) == []
+    with small_disk(tmp_path / "disk", FREE_BYTES_NEEDED // 2) as disk:
+        done = joulebench("run", str(plan), "--out", str(disk / "run"))
+        assert_refused(done.code, done.stderr, ["MB are free on the disk of"])
+        assert list(disk.iterdir()) == []
 
 
 @pytest.mark.skipif(Path("/sys/class/powercap/intel-rapl:0").exists(), reason="this machine has RAPL")

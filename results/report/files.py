@@ -44,6 +44,17 @@ def replace_text(path: Path, text: str | Iterable[str]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def write_new_text(path: Path, text: str) -> None:
+    """Whole or not at all, and never over another file. Raises `FileExistsError`, `OSError`."""
+    with path.open("x"):  # the name is ours, on a file system without links too
+        pass
+    try:
+        replace_text(path, text)
+    except BaseException:
+        path.unlink()
+        raise
+
+
 def check_folder(folder: Path) -> None:
     """That a file can be made there, before what it will hold is computed. Leaves nothing behind: a folder that it made
     is removed again. Raises `OSError`."""

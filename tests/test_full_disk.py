@@ -1,0 +1,71 @@
+"""Commands that write a file or a folder where there is no room, or where nothing can be written at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from results.report.files import write_new_text
+from tests.command import joulebench
+from tests.conftest import FinishedRun
+from tests.plans import MODEL
+from tests.small_disk import small_disk
+
+FULL = "No space left on device"
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """Names have room in it, and bytes have none."""
+    with small_disk(tmp_path / "disk", 1 << 16) as folder:
+        filler = folder / "filler"
+        filler.write_bytes(bytes(1 << 16))
+        yield folder
+        filler.unlink()
+
+
+@pytest.mark.parametrize("command", [("init",), ("sheets", "m2-ultra", "--out")])
+def test_what_found_no_room_leaves_its_name_free(full_disk: Path, command: tuple[str, ...]) -> None:
+    path = full_disk / "mine.toml"
+    told = joulebench(*command, str(path))
+    assert (told.code, told.problems) == (
+        2,
+        [f"error: {path}: cannot be written ({FULL}); name a file in another folder"],
+    )
+    (full_disk / "filler").write_bytes(b"")
+    assert joulebench(*command, str(path)).code == 0
+    assert sorted(p.name for p in full_disk.iterdir()) == ["filler", "mine.toml"]
+
+
+def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "there"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_new_text(path, "other")
+    assert path.read_text() == "mine"
+
+
+def test_a_bundle_without_room_says_so_and_leaves_nothing(full_disk: Path, finished_run: FinishedRun) -> None:
+    out = full_disk / "run.zip"
+    told = joulebench("bundle", str(finished_run.directory), "--out", str(out))
+    why = "cannot be written (database or disk is full); name another file"
+    assert (told.code, told.problems) == (7, [f"error: --out {out}: {why}"])
+    assert [p.name for p in full_disk.iterdir()] == ["filler"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody can make a file in Linux's /proc")
+@pytest.mark.parametrize(
+    ("command", "told_of"),
+    [
+        (("calibrate", MODEL, "--data", "ruler_niah_single_2", "--prompts", "2", "--out", "/proc/p"), "/proc/p"),
+        (("model", "fit", "--quick", "--out", "/proc/mine.toml"), "/proc"),
+    ],
+)
+def test_a_folder_that_takes_nothing_is_told_first(command: tuple[str, ...], told_of: str) -> None:
+    told = joulebench(*command)
+    assert told.code == 7
+    assert len(lines := told.stderr.splitlines()) == 1, "a line of progress means that something was computed"
+    assert lines[0].startswith(f"error: --out {told_of}: cannot be written (")
