@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
 
 PACKAGE = "gguf"
-WRITER = 2
+WRITER = 3
 """Raised where the same checkpoint is written otherwise: files of before are not taken up again."""
 BLOCK = 32
 """Columns that share a scale in the narrow forms."""

@@ -37,15 +37,15 @@ def add_vocabulary(writer: GGUFWriter, facts: CheckpointFacts) -> None:
     texts, kinds = [f"[PAD{i}]" for i in range(rows)], [int(gguf.TokenType.UNUSED)] * rows
     for text, token_id in model["vocab"].items():
         texts[token_id], kinds[token_id] = text, int(gguf.TokenType.NORMAL)
-    for token in told.get("added_tokens", ()):
-        kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
-        texts[token["id"]], kinds[token["id"]] = token["content"], int(kind)
+    tokenizer = facts.tokenizer
+    for token_id, (text, is_special) in tokenizer.added_tokens.items():
+        kind = gguf.TokenType.CONTROL if is_special else gguf.TokenType.USER_DEFINED
+        texts[token_id], kinds[token_id] = text, int(kind)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split_name(told))
     writer.add_token_list(texts)
     writer.add_token_types(kinds)
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
-    tokenizer = facts.tokenizer
     if tokenizer.eos_token_ids:
         writer.add_eos_token_id(tokenizer.eos_token_ids[0])
     if tokenizer.bos_token_id is not None:

@@ -15,10 +15,16 @@ from typing import Any, NoReturn
 
 from engines.errors import EngineError
 from engines.model.model_config import read_json
+from engines.model.special_tokens import (
+    ADDED_TOKENS,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    SpecialTokens,
+    read_special_tokens,
+)
 
-TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-OWN_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE)
-TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+TOKENIZER_FILE, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
+OWN_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS)
 FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
@@ -48,10 +54,14 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         config_path = folder / TOKENIZER_CONFIG
-        self._config = read_json(config_path) if config_path.is_file() else {}
-        with _rust_errors(f"{config_path}: an added token that cannot be taken", "fetch the file again"):
-            added = self._add_tokens_of_config(embedding_rows)
-        self.name = f"{model_name}@{hashlib.sha256(content + ''.join(added).encode()).hexdigest()[:8]}"
+        config = read_json(config_path) if config_path.is_file() else {}
+        special = read_special_tokens(folder, config)
+        self._special_tokens = special.by_key
+        added = self._add_named_tokens(special, embedding_rows)
+        splits = config.get("split_special_tokens") is True
+        self._tokenizer.encode_special_tokens = splits
+        decisive = content + "".join(added).encode() + (b"split_special_tokens" if splits else b"")
+        self.name = f"{model_name}@{hashlib.sha256(decisive).hexdigest()[:8]}"
         with _rust_errors(f"{path}: tokenizer that encodes nothing", "fetch the file again"):
             self._begin: str = self._tokenizer.decode(self._tokenizer.encode("").ids[:1], skip_special_tokens=False)
             self._size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -60,7 +70,7 @@ class Tokenizer:
                 f"{path}: tokenizer does not match the model: ids up to {self._size - 1}, "
                 f"embedding rows {embedding_rows}; use the tokenizer that came with the weights"
             )
-        with _rust_errors(f"{config_path}: a special token that is no text", "fetch the file again"):
+        with _rust_errors(f"{folder}: a special token that is no text", "fetch the files again"):
             own, begin = self._own_ids("eos_token"), self._own_ids("bos_token")
         # lm-eval stops at its own too where the model's list is without it, and puts that one, which is the first here,
         # before a text without context.
@@ -71,15 +81,23 @@ class Tokenizer:
             raise EngineError(
                 f"{folder}: tokenizer does not match the model: end tokens {outside}, embedding rows {embedding_rows}"
             )
-        self._chat_template = _read_chat_template(folder, self._config)
+        self._chat_template = _read_chat_template(folder, config)
 
     @property
     def vocabulary_size(self) -> int:
         """Highest token id + 1; the embedding may have more rows."""
         return self._size
 
+    @property
+    def added_tokens(self) -> dict[int, tuple[str, bool]]:
+        """Each token that is found in a text before the rest is cut into pieces: its text, and whether it is special
+        (shows as nothing)."""
+        found = self._tokenizer.get_added_tokens_decoder()
+        return {token_id: (token.content, token.special) for token_id, token in found.items()}
+
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text alone: no begin or end token is added; special tokens written in it are recognised."""
+        """Token ids of the text alone: no begin or end token is added; special tokens written in it are recognised,
+        unless the tokenizer's config says `split_special_tokens`."""
         return self._encoded(text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -126,41 +144,46 @@ class Tokenizer:
         environment.filters["tojson"] = _as_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = TEMPLATE_DATE.strftime
-        tokens = {key: _token_text(self._config.get(key)) or "" for key in ("bos_token", "eos_token", "pad_token")}
         try:
             template = environment.from_string(self._chat_template)
             said = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
-            return template.render(**said, **tokens)
+            return template.render({**self._special_tokens, **said})
         # A template is a program that somebody else wrote: what it divides, indexes and recurses into is its own.
         except Exception as error:
             told = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise EngineError(f"chat template of {self.name}: {told}") from error
 
-    def _add_tokens_of_config(self, embedding_rows: int) -> list[str]:
-        """Tokens that the config names and tokenizer.json lacks: transformers adds them, and without them a text that
-        holds one would be asked in pieces. Those that the model has no row for are left out. Raises `EngineError`."""
+    def _add_named_tokens(self, special: SpecialTokens, embedding_rows: int) -> list[str]:
+        """Adds what other files name and tokenizer.json does not have among its added tokens: transformers does, and
+        else a text that holds one would be asked in pieces. Those that the model has no row for are left out. Returns
+        their texts. Raises `EngineError`."""
         import tokenizers
 
-        named = self._config.get("added_tokens_decoder")
-        by_id = {int(i): t for i, t in named.items() if i.isdecimal()} if isinstance(named, dict) else {}
+        known = {text for text, _ in self.added_tokens.values()}
         added = []
-        for token_id, token in sorted(by_id.items()):
-            text = _token_text(token)
-            if not text or token_id >= embedding_rows or self._tokenizer.token_to_id(text) is not None:
-                continue
-            kinds = token.items() if isinstance(token, dict) else ()
-            flags = {key: value for key, value in kinds if key in TOKEN_FLAGS and isinstance(value, bool)}
-            self._tokenizer.add_tokens([tokenizers.AddedToken(text, **flags)])
-            if (found := self._tokenizer.token_to_id(text)) != token_id:
-                raise EngineError(
-                    f"{text!r:.80} is number {token_id} there, and number {found} behind tokenizer.json's"
-                )
-            added.append(text)
+        for token in special.in_order():
+            with _rust_errors(f"{token.path}: an added token that cannot be taken", "fetch the file again"):
+                own = self._tokenizer.token_to_id(token.text)
+                number = own if own is not None else token.number if token.number is not None else self._next_id()
+                if token.text in known or number >= embedding_rows:
+                    continue
+                self._tokenizer.add_tokens([tokenizers.AddedToken(token.text, **token.flags)])
+                found = self._tokenizer.token_to_id(token.text)
+                if token.number not in (None, found):
+                    raise EngineError(
+                        f"{token.text!r:.80} is number {token.number} there, and number {found} behind tokenizer.json's"
+                    )
+            known.add(token.text)
+            added.append(token.text)
         return added
 
+    def _next_id(self) -> int:
+        """Of a token that is added now."""
+        return max(self._tokenizer.get_vocab_size(with_added_tokens=False), *(i + 1 for i in self.added_tokens), 0)
+
     def _own_ids(self, key: str) -> tuple[int, ...]:
-        """The token that the tokenizer's config names, or none."""
-        text = _token_text(self._config.get(key))
+        """The token that the tokenizer's files name so, or none."""
+        text = self._special_tokens.get(key)
         token_id = self._tokenizer.token_to_id(text) if text else None
         return () if token_id is None else (token_id,)
 
@@ -184,7 +207,7 @@ def _rust_errors(what: str, remedy: str) -> Iterator[None]:
 
 
 def _read_chat_template(folder: Path, config: dict[str, Any]) -> str:
-    """chat_template.jinja (newer exports), else the config's template (one, or the list's "default"), else ours."""
+    """chat_template.jinja (newer exports), else the config's template (one, or of several the "default"), else ours."""
     path = folder / CHAT_TEMPLATE
     if path.is_file():
         try:
@@ -193,17 +216,15 @@ def _read_chat_template(folder: Path, config: dict[str, Any]) -> str:
             raise EngineError(f"{path}: not UTF-8 ({error}); fetch the file again") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[-1].get("template") if named else None
+        template = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
+    if isinstance(template, dict):
+        # Not refused before somebody asks for a chat.
+        names = f"the model has templates {', '.join(sorted(template))} and none is the default; write the one to use"
+        refusal = "{{ raise_exception(" + json.dumps(f"{names} to {CHAT_TEMPLATE}") + ") }}"
+        template = template.get("default", refusal) if template else None
     if template is not None and not isinstance(template, str):
         raise EngineError(f"{folder / 'tokenizer_config.json'}: chat_template must be a text, found {template!r:.80}")
     return template or FALLBACK_CHAT_TEMPLATE
-
-
-def _token_text(token: Any) -> str | None:
-    """Special tokens are stored as text or as an object with its `content`; anything else is none."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _as_json(
