@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from devices.base import Meter
 from devices.clock import MonotonicClock
+from devices.meters.polled import PolledMeter
 from results.energy import energy_between
 from results.records import EnergyReading, PowerTrace
+from tests.fakes.sysfs import Sysfs
 
 CLOCK = MonotonicClock()
 
@@ -22,7 +26,17 @@ def measure(meter: Meter, work: Callable[[], object]) -> tuple[list[PowerTrace],
     return list(meter.stop()), start_s, end_s
 
 
-def total(traces: list[PowerTrace], start_s: float, end_s: float, component: str = "total") -> EnergyReading:
+def read_on_grid(meter: PolledMeter, sysfs: Sysfs, interval_s: float, seconds: float) -> Sequence[PowerTrace]:
+    """Traces of a meter that is read in step with its files, however long the machine holds this process up."""
+    times_s = np.arange(0.0, seconds + interval_s / 2, interval_s)
+    rows = []
+    for passed_s in times_s:
+        sysfs.show(float(passed_s))
+        rows.append(meter.read())
+    return meter.traces(times_s, np.asarray(rows))
+
+
+def total(traces: Sequence[PowerTrace], start_s: float, end_s: float, component: str = "total") -> EnergyReading:
     return energy_between(traces, [(start_s, end_s)], "all", traces[0].meter, component)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from devices.base import MeterUnavailableError
 from devices.meters.laptop_battery import LaptopBatteryMeter
 from tests.fakes.sysfs import Sysfs
-from tests.meter_windows import CLOCK, measure, sleep, total
+from tests.meter_windows import CLOCK, measure, read_on_grid, sleep, total
 
 BATTERY: dict[str, object] = {"type": "Battery", "status": "Discharging", "power_now": 12_500_000}
 
@@ -58,19 +57,13 @@ def test_batteries_of_a_machine_add_up_and_those_of_a_mouse_do_not(supplies: Sys
     assert meter.read() == pytest.approx([12.5, 0.0])
 
 
-@pytest.mark.alone
-def test_window_of_ten_updates_gives_its_energy_with_the_update_period_that_was_seen(
-    supplies: Sysfs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A gauge ten times as fast as ACPI allows, so that ten updates are no ten seconds.
-    monkeypatch.setattr("devices.meters.laptop_battery.UPDATE_PERIOD_S", 0.1)
-    supplies.add("BAT0", BATTERY | {"power_now": stepping(12.5, 0.15)})
-    with supplies:
-        traces, start_s, end_s = measure(opened(supplies), sleep(2.0))
-    reading = total(traces, start_s, end_s)
+def test_window_of_ten_updates_gives_its_energy_with_the_update_period_that_was_seen(supplies: Sysfs) -> None:
+    supplies.add("BAT0", BATTERY | {"power_now": stepping(12.5, 1.5)})
+    traces = read_on_grid(opened(supplies), supplies, 0.04, 24.0)
+    reading = total(traces, 2.0, 22.0)
     assert reading.method == "battery gauge"
     assert reading.average_power_w == pytest.approx(12.5, rel=0.001)
-    assert traces[0].update_period_s == pytest.approx(0.15, abs=0.03)
+    assert traces[0].update_period_s == pytest.approx(1.5, abs=0.05)
     assert traces[0].kind == "held"
 
 
@@ -82,26 +75,16 @@ def test_window_of_a_slow_gauge_is_unresolved_with_the_reason(supplies: Sysfs) -
     assert "10 are needed" in (reading.reason or "")
 
 
-@pytest.mark.alone
-def test_charger_plugged_in_during_a_window_leaves_no_energy_and_a_note(
-    supplies: Sysfs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("devices.meters.laptop_battery.UPDATE_PERIOD_S", 0.1)
-    supplies.add("BAT0", BATTERY | {"power_now": stepping(12.5, 0.1)})
-
-    def charger() -> None:
-        time.sleep(0.8)
-        supplies.add("AC", {"online": 1})
-        time.sleep(0.7)
-        supplies.add("AC", {"online": 0})
-        time.sleep(0.5)
-
-    with supplies:
-        traces, start_s, end_s = measure(opened(supplies), charger)
-    reading = total(traces, start_s, end_s)
+def test_charger_plugged_in_during_a_window_leaves_no_energy_and_a_note(supplies: Sysfs) -> None:
+    supplies.add("BAT0", BATTERY | {"power_now": stepping(12.5, 1.0)})
+    meter = opened(supplies)
+    supplies.add("AC", {"online": lambda passed_s: int(8.01 < passed_s < 8.6)})
+    traces = read_on_grid(meter, supplies, 0.04, 24.0)
+    reading = total(traces, 2.0, 22.0)
     assert reading.energy_j is None
     assert "gap of 0." in (reading.reason or "")
-    assert (traces[0].note or "").startswith("a charger carried the load in ")
+    # Of 601 readings, those at 8.04, 8.08, ..., 8.56 s.
+    assert traces[0].note == "a charger carried the load in 14 of 601 readings"
 
 
 def test_a_charger_that_was_there_for_one_reading_leaves_no_energy(supplies: Sysfs) -> None:

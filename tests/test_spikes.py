@@ -14,7 +14,7 @@ from results.records import EnergyReading, PowerTrace
 from tests.fakes.stopped import INTERVAL_S, WINDOW_S, request
 from tests.fakes.sysfs import Sysfs
 from tests.fakes.waveforms import StepPower, trace
-from tests.meter_windows import CLOCK, measure, sleep, total
+from tests.meter_windows import CLOCK, read_on_grid, total
 
 
 def sensor(power: StepPower, rng: np.random.Generator, **fields: float) -> PowerTrace:
@@ -108,17 +108,16 @@ def test_a_load_that_comes_and_goes_is_no_spike() -> None:
     assert reading.energy_j == pytest.approx(132.0, rel=0.1)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(("shown_uw", "cap_uw"), [(2**32 - 1, 0), (10**12, 300_000_000), (950_000_000, 300_000_000)])
 def test_an_amd_gpu_that_shows_more_than_three_times_its_cap_leaves_no_energy(
     tmp_path: Path, shown_uw: int, cap_uw: int
 ) -> None:
-    with Sysfs(tmp_path / "sys") as sysfs:
-        shown = {"power1_average": lambda passed_s: shown_uw if 0.5 < passed_s < 1.0 else int(120e6 + 1e6 * passed_s)}
-        sysfs.add("hwmon2", {"name": "amdgpu", "power1_cap_max": cap_uw, **shown})
-        meter = HwmonMeter(0.02, CLOCK, sysfs.root)
-        meter.open()
-        reading = total(*measure(meter, sleep(1.5)))
+    sysfs = Sysfs(tmp_path / "sys")
+    shown = {"power1_average": lambda passed_s: shown_uw if 0.5 < passed_s < 1.0 else int(120e6 + 1e6 * passed_s)}
+    sysfs.add("hwmon2", {"name": "amdgpu", "power1_cap_max": cap_uw, **shown})
+    meter = HwmonMeter(0.02, CLOCK, sysfs.root)
+    meter.open()
+    reading = total(read_on_grid(meter, sysfs, 0.02, 1.6), 0.05, 1.55)
     assert reading.energy_j is None
     assert f"no more than {900 if cap_uw else 4000} W can flow there" in str(reading.reason)
 

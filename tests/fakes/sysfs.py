@@ -11,7 +11,10 @@ RENEWAL_S = 2e-3
 
 
 class Sysfs:
-    """Between `__enter__` and `__exit__` the moving files follow the clock (seconds since it was made)."""
+    """Between `__enter__` and `__exit__` the moving files follow the clock (seconds since it was made).
+
+    Outside they stand as `show` has them: what a thread renews is late where a machine holds it up.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,6 +43,12 @@ class Sysfs:
             self._moving.pop(file, None)
             file.unlink()
 
+    def show(self, passed_s: float) -> None:
+        """The moving files as they are after so many seconds."""
+        with self._lock:
+            for path, content in self._moving.items():
+                _write(path, content(passed_s))
+
     def __enter__(self) -> Sysfs:
         self._thread.start()
         return self
@@ -50,9 +59,7 @@ class Sysfs:
 
     def _run(self) -> None:
         while not self._stop.wait(RENEWAL_S):
-            with self._lock:
-                for path, content in self._moving.items():
-                    _write(path, content(time.monotonic() - self._started_s))
+            self.show(time.monotonic() - self._started_s)
 
 
 def _write(path: Path, content: object) -> None:
