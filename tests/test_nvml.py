@@ -10,7 +10,7 @@ import pytest
 
 from devices.gpu_programs import programs_of_others
 from tests.fakes.libraries import open_code, watts, window_code
-from tests.fakes.nvml import FakeNvml
+from tests.fakes.nvml import BEGUN_S, FakeNvml, in_step_code
 
 pytestmark = pytest.mark.alone
 
@@ -24,7 +24,8 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 
 
 def test_counter_of_two_gpus_in_joules_with_power_beside_each(nvml: FakeNvml) -> None:
-    answer = nvml.run(WINDOW, gpus=2, watts=150, tick_ms=100)
+    state = {"gpus": 2, "watts": 150, "tick_ms": 100}
+    answer = nvml.run(in_step_code("devices.meters.nvml.NvmlMeter", 1.2, **state), **state)
     assert answer["kinds"] == {"gpu0": "counter", "gpu0 power": "power", "gpu1": "counter", "gpu1 power": "power"}
     # 150 and 300 W. Within 2 %, although the counter ticks 12 times only: the meter reads past both ends.
     expected_w = {"total": 450.0, "gpu0": 150.0, "gpu1": 300.0, "gpu0 power": 150.0, "gpu1 power": 300.0}
@@ -261,7 +262,7 @@ def test_whatever_the_binding_raises_is_our_error(nvml: FakeNvml) -> None:
 
 
 def test_counter_that_steps_back_has_no_energy_and_power_beside_it_has(nvml: FakeNvml) -> None:
-    code = window_code("devices.meters.nvml.NvmlMeter", 2.0, meanwhile="set_state(watts=100, restart_s=start_s + 0.7)")
+    code = in_step_code("devices.meters.nvml.NvmlMeter", 2.0, watts=100, restart_s=BEGUN_S + 1.7)
     readings = nvml.run(code, watts=100)["readings"]
     assert readings["gpu0"]["energy_j"] is None
     assert "counter stepped back" in readings["gpu0"]["reason"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.libraries import open_code, run_python, watts, window_code
-from tests.fakes.nvml import FakeNvml
+from tests.fakes.nvml import FakeNvml, in_step_code
 from tests.fakes.powercap import WRAP_UJ
 
 pytestmark = pytest.mark.alone
@@ -33,14 +33,15 @@ def test_without_any_device_there_is_no_meter_never_0_joules(nvml: FakeNvml) -> 
 
 def test_nvidia_counter_is_the_one_that_nvml_reads(nvml: FakeNvml) -> None:
     state = {"gpus": 2, "watts": 150, "tick_ms": 100}
-    by_zeus = [nvml.run(WINDOW, **state) for _ in range(3)]
-    by_nvml = [nvml.run(window_code("devices.meters.nvml.NvmlMeter"), **state) for _ in range(3)]
-    for ours, theirs in zip(by_nvml, by_zeus, strict=True):
-        assert watts(theirs) == pytest.approx({"total": 450.0, "gpu0": 150.0, "gpu1": 300.0}, rel=0.02)
-        assert watts(theirs)["total"] == pytest.approx(watts(ours)["total"], rel=0.02)
-    # One hardware, one gain error. What a busy machine reads late at a window's edge only adds to it.
-    least = [min(a["readings"]["total"]["uncertainty_j"] for a in answers) for answers in (by_nvml, by_zeus)]
-    assert least[1] == pytest.approx(least[0], rel=0.1)
+    theirs, ours = (
+        nvml.run(in_step_code(f"devices.meters.{name}", 1.2, **state), **state)
+        for name in ("zeus.ZeusMeter", "nvml.NvmlMeter")
+    )
+    assert watts(theirs) == pytest.approx({"total": 450.0, "gpu0": 150.0, "gpu1": 300.0}, rel=0.02)
+    for quantity in ("energy_j", "uncertainty_j"):
+        # One hardware, one gain error.
+        found_j, expected_j = (answer["readings"]["total"][quantity] for answer in (theirs, ours))
+        assert found_j == pytest.approx(expected_j, rel=1e-3)
 
 
 def test_nvidia_gpu_that_is_lost_is_a_transient_error(nvml: FakeNvml) -> None:

@@ -47,6 +47,21 @@ def write_state(path: Path, state: Mapping[str, float]) -> None:
     path.write_text("".join(f"{key} {value}\n" for key, value in state.items()))
 
 
+READINGS_OF = """
+from results.energy import energy_between
+def readings_of(meter, traces, start_s, end_s):
+    components = ["total", *(t.component for t in traces)]
+    readings = [energy_between(traces, [(start_s, end_s)], "all", meter.name, c) for c in components]
+    return {
+        "readings": {r.component: r.model_dump() for r in readings},
+        "kinds": {t.component: t.kind for t in traces},
+        "additive": {t.component: t.additive for t in traces},
+        "notes": {t.component: t.note for t in traces},
+        "n_readings": len(traces[0].times_s),
+    }
+"""
+
+
 def window_code(meter: str, seconds: float = 1.2, meanwhile: str = "") -> str:
     """A window of a meter such as `devices.meters.nvml.NvmlMeter`. meanwhile: what happens in its middle.
 
@@ -54,13 +69,12 @@ def window_code(meter: str, seconds: float = 1.2, meanwhile: str = "") -> str:
     by its name (a transient one by that of its kind) and message.
     """
     module, _, name = meter.rpartition(".")
-    return textwrap.dedent(
+    return READINGS_OF + textwrap.dedent(
         f"""
         import time
         from devices.base import DeviceError, TransientDeviceError
         from devices.clock import MonotonicClock
         from {module} import {name}
-        from results.energy import energy_between
         clock = MonotonicClock()
         meter = {name}(0.05, clock)
         meter.open()
@@ -71,16 +85,7 @@ def window_code(meter: str, seconds: float = 1.2, meanwhile: str = "") -> str:
         clock.sleep_until_s(start_s + {seconds})
         end_s = clock.now_s()
         try:
-            traces = meter.stop()
-            components = ["total", *(t.component for t in traces)]
-            readings = [energy_between(traces, [(start_s, end_s)], "all", meter.name, c) for c in components]
-            answer = {{
-                "readings": {{r.component: r.model_dump() for r in readings}},
-                "kinds": {{t.component: t.kind for t in traces}},
-                "additive": {{t.component: t.additive for t in traces}},
-                "notes": {{t.component: t.note for t in traces}},
-                "n_readings": len(traces[0].times_s),
-            }}
+            answer = readings_of(meter, meter.stop(), start_s, end_s)
         except DeviceError as error:
             kind = TransientDeviceError if isinstance(error, TransientDeviceError) else type(error)
             answer = [kind.__name__, str(error)]

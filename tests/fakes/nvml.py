@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.libraries import compile_library, run_python, write_state
+from tests.fakes.libraries import READINGS_OF, compile_library, run_python, write_state
 
 SET_STATE = """
 import os, pathlib
@@ -16,6 +16,10 @@ def set_state(**state):
     beside.write_text(text)
     beside.replace(os.environ["FAKE_NVML"])  # half a state would be another
 """
+
+
+BEGUN_S = 1000.013
+"""Told to the library as second 0 of `in_step_code`: between two ticks."""
 
 
 class FakeNvml:
@@ -32,3 +36,25 @@ class FakeNvml:
         return run_python(
             SET_STATE + textwrap.dedent(code), {"LD_LIBRARY_PATH": str(self._folder), "FAKE_NVML": str(self._state)}
         )
+
+
+def in_step_code(meter: str, seconds: float, **state: float) -> str:
+    """A window as `libraries.window_code` has it, of readings each 50 ms on a clock that the library is told.
+
+    The meter reads in step with it, however long the machine holds the process up. state: at second 0.
+    """
+    module, _, name = meter.rpartition(".")
+    return READINGS_OF + textwrap.dedent(
+        f"""
+        import numpy as np
+        from devices.clock import MonotonicClock
+        from {module} import {name}
+        meter = {name}(0.05, MonotonicClock())
+        meter.open()
+        times_s, rows = np.arange(0.0, {seconds} + 1.0, 0.05), []
+        for passed_s in times_s:
+            set_state(now_s={BEGUN_S} + passed_s, **{state!r})
+            rows.append(meter.read())
+        answer = readings_of(meter, meter.traces(times_s, np.asarray(rows)), 0.45, 0.45 + {seconds})
+        """
+    )
