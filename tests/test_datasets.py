@@ -51,6 +51,33 @@ def test_plain_and_packed_lines_read_the_same_and_other_columns_are_dropped(tmp_
     assert data_source(None, tmp_path).rows(HELLASWAG, "validation") == [ITEM, ITEM]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    write(tmp_path, "\ufeff" + json.dumps(ITEM) + "\n")
+    assert data_source(None, tmp_path).rows(HELLASWAG, "validation") == [ITEM]
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "cut \udc00 off"])
+def test_half_a_character_is_told_with_its_line(tmp_path: Path, text: str) -> None:
+    """Encoders refuse it with a traceback; a whole one is two escapes, and read."""
+    fox = ITEM | {"ctx_a": "\U0001f98a"}
+    path = write(tmp_path, "\n".join(map(json.dumps, (fox, ITEM, ITEM | {"endings": ["sings.", text]}))))
+    assert "\\ud83e\\udd8a" in path.read_text()
+    half = ascii(next(sign for sign in text if "\ud800" <= sign <= "\udfff"))
+    told = f"{path}:3: a text holds half a character ({half}, a lone surrogate); write it whole, or leave the row out"
+    assert complaint(tmp_path) == told
+
+
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"{}", mtime=0), '{"ä": 1}'.encode("latin-1"), "{}".encode("utf-16")]
+)
+def test_what_is_no_utf_8_says_how_to_mend_it(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path, "")
+    path.write_bytes(content)
+    told = complaint(tmp_path)
+    assert told.startswith(f"{path}: no text in UTF-8 after line 0 (")
+    assert told.endswith("; save it as UTF-8, or end its name with .gz if it is packed")
+
+
 def test_absent_split_names_the_folder_what_is_there_and_the_way_out(tmp_path: Path) -> None:
     write(tmp_path, "", "hellaswag/train.jsonl")
     message = complaint(tmp_path)

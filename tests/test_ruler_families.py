@@ -250,6 +250,7 @@ def test_a_corpus_shorter_than_the_length_is_told(tmp_path: Path) -> None:
         (None, "does not have it; put the file there"),
         ("{", "JSONDecodeError"),
         ("[]", "TypeError"),
+        (r'{"data": "\ud83d"}', "UnicodeEncodeError"),
         ('{"data": [{"paragraphs": [{"text": ""}]}]}', "KeyError \\('context'\\)"),
         ('{"data": []}', "no question with an answer"),
     ],

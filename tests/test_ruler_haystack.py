@@ -80,6 +80,7 @@ def test_generated_text_has_nothing_that_could_be_a_needle() -> None:
         ("list.json", b"[1]"),
         ("numbers.json", b'{"text": 3}'),
         ("broken.json", b'{"text": '),
+        ("half a character.json", rb'{"text": "some text \ud83d"}'),
         ("plain.txt.gz", b"not packed"),
         ("cut.txt.gz", gzip.compress(b"some text " * 500, mtime=0)[:-12]),
         ("broken.txt.gz", BROKEN_GZIP),

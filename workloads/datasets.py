@@ -116,21 +116,43 @@ def data_source(kind: SourceKind | None, data_root: Path | None) -> DataSource:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number from 1, value) of each line that is not blank. Raises `WorkloadError` on what is not JSON."""
+    """(line number from 1, value) of each line that is not blank. Raises `WorkloadError` on what is not JSON.
+
+    A byte order mark, as editors on Windows write it, is left out.
+    """
     opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
     number = 0
     files_read.note(path)
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, json.loads(line)
+                    yield number, parsed(line)
+    except UnicodeEncodeError as error:
+        raise WorkloadError(
+            f"{path}:{number}: a text holds half a character ({error.object[error.start]!a}, a lone surrogate);"
+            " write it whole, or leave the row out"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise WorkloadError(
+            f"{path}: no text in UTF-8 after line {number} ({error}); save it as UTF-8, or end its name with .gz if"
+            " it is packed"
+        ) from error
     except DAMAGED as error:
         raise WorkloadError(f"{path}: unreadable after line {number} ({error}); fetch the file again") from error
     except (ValueError, RecursionError) as error:  # numbers of 5,000 digits and a hundred thousand brackets too
         raise WorkloadError(f"{path}:{number}: not JSON ({error}); one JSON object per line is expected") from error
     except OSError as error:
         raise WorkloadError(f"{path}: {error}; {MAKE_READABLE}") from error
+
+
+def parsed(text: str) -> Any:
+    """A value of JSON. Raises `ValueError`; `UnicodeEncodeError` where a text in it is none that is whole: neither a
+    tokenizer nor a table takes it."""
+    value = json.loads(text)
+    if "\\ud" in text.lower():  # only an escape can say it
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -7,7 +7,6 @@ mistaken for a needle.
 from __future__ import annotations
 
 import gzip
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from workloads import files_read
 from workloads.base import WorkloadError
-from workloads.datasets import DAMAGED, find_file
+from workloads.datasets import DAMAGED, find_file, parsed
 
 Haystack = Callable[[random.Random], Iterator[str]]
 """Random state -> endless running text, word by word; another stretch for another random state."""
@@ -147,7 +146,7 @@ def _read(path: Path) -> str:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
         if ".json" in path.suffixes:
-            text = json.loads(text)["text"]
+            text = parsed(text)["text"]
     except (*DAMAGED, ValueError, KeyError, TypeError) as error:
         raise WorkloadError(
             f'haystack {path}: {type(error).__name__} ({error}); UTF-8 text, or JSON with "text", is expected'

@@ -14,7 +14,6 @@ that are in the answer. RULER's own, of the same name, takes the best of them.
 from __future__ import annotations
 
 import gzip
-import json
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 from workloads import files_read
 from workloads.base import WorkloadError
-from workloads.datasets import DAMAGED, MAKE_READABLE
+from workloads.datasets import DAMAGED, MAKE_READABLE, parsed
 from workloads.ruler_samples import Prompt, RulerParameters, RulerTask, lm_eval_text
 
 
@@ -172,7 +171,8 @@ def _read(path: Path, file: QAFile) -> Corpus:
     files_read.note(path)
     try:
         raw = path.read_bytes()
-        corpus = file.parse(json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw))
+        text = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        corpus = file.parse(parsed(text.decode("utf-8-sig")))
     except (*DAMAGED, ValueError, KeyError, TypeError) as error:
         raise WorkloadError(f"{path}: {type(error).__name__} ({error}); {file.schema} is expected") from error
     except OSError as error:
