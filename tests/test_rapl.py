@@ -38,7 +38,7 @@ def laptop(tmp_path: Path) -> Iterator[Powercap]:
 
 
 def rapl(tree: Powercap) -> RaplMeter:
-    meter = RaplMeter(0.01, CLOCK, tree.root)
+    meter = RaplMeter(0.01, tree.clock, tree.root)
     meter.open()
     return meter
 
@@ -92,7 +92,7 @@ def test_rapl_marks_resolve_phases_shorter_than_the_sampling_interval(tmp_path: 
     tree = Powercap(tmp_path / "powercap")
     tree.add("intel-rapl:0", "package-0", 50.0)
     with tree:
-        meter = RaplMeter(1.0, CLOCK, tree.root)
+        meter = RaplMeter(1.0, tree.clock, tree.root)
         meter.open()
         meter.start()
         edges_s = []

@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+from devices.clock import MonotonicClock
+
 WRAP_UJ = 262_143_328_850
 """What Intel servers state in max_energy_range_uj."""
 RENEWAL_S = 1e-3
@@ -16,7 +18,8 @@ RENEWAL_S = 1e-3
 class Powercap:
     """Zones with constant power. Between `__enter__` and `__exit__` their counters follow the clock.
 
-    renewal_s: how often; values are those of the tick, as a slow counter shows them.
+    renewal_s: how often; values are those of the tick, as a slow counter shows them. Who reads by `clock` sees the last
+    tick, also where the machine held up the thread that renews the files.
     """
 
     def __init__(self, root: Path, renewal_s: float = RENEWAL_S) -> None:
@@ -29,6 +32,8 @@ class Powercap:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._count, daemon=True)
+        self._started_s: float | None = None
+        self.clock = _RenewingClock(self)
         root.mkdir(parents=True, exist_ok=True)
         # The control type itself stands beside its zones, and counts nothing.
         (root / "intel-rapl").mkdir()
@@ -41,7 +46,7 @@ class Powercap:
         # Kept open: an unplugged zone goes on counting, where nobody sees it.
         self._files[folder / "energy_uj"] = os.open(folder / "energy_uj", os.O_WRONLY | os.O_CREAT, 0o644)
         self._zones.append((folder / "energy_uj", watts, start_uj, wrap_uj))
-        self._renew(time.monotonic())
+        self._write(0.0)
         return folder
 
     def unplug(self, zone: str) -> None:
@@ -62,22 +67,41 @@ class Powercap:
             self._lost_s[path] = self._lost_s.get(path, 0.0) + after_s
 
     def __enter__(self) -> Powercap:
+        self._started_s = time.monotonic()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        self._started_s = None
+
+    def renew(self) -> None:
+        """All counters that count show the tick before now."""
+        with self._lock:
+            if self._started_s is not None:
+                passed_s = time.monotonic() - self._started_s
+                self._write(passed_s // self._renewal_s * self._renewal_s)
 
     def _count(self) -> None:
-        started_s = time.monotonic()
-        while not self._stop.wait(self._renewal_s):
-            self._renew(started_s)
+        while not self._stop.wait(RENEWAL_S):
+            self.renew()
 
-    def _renew(self, started_s: float) -> None:
+    def _write(self, passed_s: float) -> None:
         """Always as many digits, written at once: sysfs never shows half a number, and renaming takes milliseconds."""
-        with self._lock:
-            for path, watts, start_uj, wrap_uj in self._zones:
-                if path not in self._frozen:
-                    passed_s = time.monotonic() - started_s - self._lost_s.get(path, 0.0)
-                    os.pwrite(self._files[path], b"%012d\n" % (int(start_uj + watts * passed_s * 1e6) % wrap_uj), 0)
+        for path, watts, start_uj, wrap_uj in self._zones:
+            if path not in self._frozen:
+                counted_s = passed_s - self._lost_s.get(path, 0.0)
+                os.pwrite(self._files[path], b"%012d\n" % (int(start_uj + watts * counted_s * 1e6) % wrap_uj), 0)
+
+
+class _RenewingClock(MonotonicClock):
+    """A reading that is stamped before and behind finds what the counters hold in between."""
+
+    def __init__(self, tree: Powercap) -> None:
+        self._tree = tree
+
+    def now_s(self) -> float:
+        now_s = super().now_s()
+        self._tree.renew()
+        return now_s
