@@ -131,8 +131,7 @@ class Sampler:
         draw = random.Random()
         deadline_s = self._times_s[0]
         while True:
-            while deadline_s <= self._clock.now_s():
-                deadline_s += self._interval_s * draw.uniform(1 - self._spread, 1 + self._spread)
+            deadline_s = next_deadline_s(deadline_s, self._clock.now_s(), self._interval_s, self._spread, draw)
             if self._stop.wait(deadline_s - self._clock.now_s()):
                 return
             self._mark_or_miss()
@@ -140,6 +139,13 @@ class Sampler:
 
 def _hung() -> DeviceError:
     return DeviceError(f"a reading has not come back for {HUNG_S:g} s; is the device's driver hung?")
+
+
+def next_deadline_s(deadline_s: float, now_s: float, interval_s: float, spread: float, draw: random.Random) -> float:
+    """The first one after now: each follows the one before, and those that have passed are skipped."""
+    while deadline_s <= now_s:
+        deadline_s += interval_s * draw.uniform(1 - spread, 1 + spread)
+    return deadline_s
 
 
 def find_gaps(times_s: NDArray[np.float64], interval_s: float) -> tuple[tuple[float, float], ...]:
