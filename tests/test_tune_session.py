@@ -253,6 +253,20 @@ def test_a_name_that_is_kept_for_another_engine_or_objective_is_refused(profile:
     assert "engine dropless, and here blockwise; objective energy, and here latency" in found.stderr
 
 
+def test_a_profile_of_cores_is_not_replaced_by_one_of_other_keys(
+    profile: TunedProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans with cores = "tuned:here" would be refused from then on."""
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
+    chosen = profile.model_copy(update={"settings": {"cores": "0"}})
+    before = write_profile(chosen, tmp_path / "tuned" / "here.json").read_bytes()
+    found = joulebench("tune", *SMALL, "--space", "engine.prefill_chunk=[64,128]", "--out", str(tmp_path / "out"))
+    why = "it chose cores, and here that is not searched"
+    told = f"error: --name here: is kept for another ({why}); give this one a name of its own"
+    assert (found.code, found.problems) == (2, [told])
+    assert (tmp_path / "tuned" / "here.json").read_bytes() == before
+
+
 def test_two_sessions_do_not_share_a_device(state: Path, profile: TunedProfile) -> None:
     from devices.device_lock import DeviceLock
 

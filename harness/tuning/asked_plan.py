@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -24,7 +24,7 @@ from harness.tuning.engine_marks import engine_mark
 from harness.tuning.presets import parameters_of
 from harness.tuning.profile import TunedProfileError, kept_path, read_profile
 from harness.tuning.race import Rules
-from harness.tuning.space import one_arm, quick_plan, with_axes
+from harness.tuning.space import CORE_KEYS, one_arm, quick_plan, with_axes
 from harness.tuning.suggested import SMALL_SPACE, SUGGESTED, check_optuna
 
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
@@ -121,7 +121,9 @@ def checked_plan(asked: Asked, found_before: Sequence[str]) -> CheckedPlan:
         own = draft_plan(swept, data_root()).problems
         problems += [problem for problem in own if ENGINE_NUMBER.sub("engine", problem) not in told]
     name = asked.name or _name_of(base, asked.objective)
-    _gathered(problems, lambda: _refuse_name_of_another(name, base, asked.objective))
+    if swept is not None or not is_swept:
+        searched = CORE_KEYS if swept is None else {part for path in swept["sweep"] for part in path.split(".")}
+        _gathered(problems, lambda: _refuse_name_of_another(name, base, asked.objective, searched))
     if problems:
         raise PlanError(_by_option(problems, asked))
     return CheckedPlan(base, str(base["device"][0].get("name")), swept, n_values, search, parameters, name)
@@ -213,8 +215,9 @@ def _name_of(base: dict[str, Any], objective: str) -> str:
     return NOT_IN_NAMES.sub("-", name)[:MOST_NAME].strip("-.") or "tuned"
 
 
-def _refuse_name_of_another(name: str, base: dict[str, Any], objective: str) -> None:
-    """Plans name profiles: one may only be replaced by its like. Raises `PlanError`."""
+def _refuse_name_of_another(name: str, base: dict[str, Any], objective: str, searched: Collection[str]) -> None:
+    """Plans name profiles: one may only be replaced by its like. searched: keys of the engine that are chosen now.
+    Raises `PlanError`."""
     path = kept_path(name)
     if not path.exists():
         return
@@ -230,5 +233,7 @@ def _refuse_name_of_another(name: str, base: dict[str, Any], objective: str) -> 
         "objective": (kept.objective, objective),
     }
     unlike = [f"{key} {then}, and here {own}" for key, (then, own) in pairs.items() if then != own]
+    if lost := [key for key in kept.settings if key not in searched]:
+        unlike.append(f"it chose {', '.join(lost)}, and here that is not searched")
     if unlike:
         raise PlanError([f"--name {name}: is kept for another ({'; '.join(unlike)}); give this one a name of its own"])
