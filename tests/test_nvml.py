@@ -14,8 +14,9 @@ from tests.fakes.nvml import BEGUN_S, FakeNvml, in_step_code
 
 pytestmark = pytest.mark.alone
 
-WINDOW = window_code("devices.meters.nvml.NvmlMeter")
-OPEN = open_code("devices.meters.nvml.NvmlMeter")
+NVML, ZEUS = "devices.meters.nvml.NvmlMeter", "devices.meters.zeus.ZeusMeter"
+WINDOW = window_code(NVML)
+OPEN = open_code(NVML)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 
 def test_counter_of_two_gpus_in_joules_with_power_beside_each(nvml: FakeNvml) -> None:
     state = {"gpus": 2, "watts": 150, "tick_ms": 100}
-    answer = nvml.run(in_step_code("devices.meters.nvml.NvmlMeter", 1.2, **state), **state)
+    answer = nvml.run(in_step_code(NVML, 1.2, **state), **state)
     assert answer["kinds"] == {"gpu0": "counter", "gpu0 power": "power", "gpu1": "counter", "gpu1 power": "power"}
     # 150 and 300 W. Within 2 %, although the counter ticks 12 times only: the meter reads past both ends.
     expected_w = {"total": 450.0, "gpu0": 150.0, "gpu1": 300.0, "gpu0 power": 150.0, "gpu1 power": 300.0}
@@ -41,7 +42,8 @@ def test_counter_of_two_gpus_in_joules_with_power_beside_each(nvml: FakeNvml) ->
 
 
 def test_power_that_disagrees_with_the_counter_is_said_and_stays_out_of_the_total(nvml: FakeNvml) -> None:
-    answer = nvml.run(window_code("devices.meters.nvml.NvmlMeter", 2.0), watts=200, tick_ms=100, power_scale=1.3)
+    state = {"watts": 200, "tick_ms": 100, "power_scale": 1.3}
+    answer = nvml.run(in_step_code(NVML, 2.0, **state), **state)
     assert watts(answer) == pytest.approx({"total": 200.0, "gpu0": 200.0, "gpu0 power": 260.0}, rel=0.02)
     assert "they DISAGREE" in answer["notes"]["gpu0"]
 
@@ -82,7 +84,8 @@ def test_driver_before_535_has_the_reasons_under_their_old_name(nvml: FakeNvml) 
 
 
 def test_without_the_counter_power_is_integrated_and_says_so(nvml: FakeNvml) -> None:
-    answer = nvml.run(WINDOW, gpus=2, watts=70, energy=3)
+    state = {"gpus": 2, "watts": 70, "energy": 3}
+    answer = nvml.run(in_step_code(NVML, 1.2, **state), **state)
     assert answer["kinds"] == {"gpu0": "power", "gpu1": "power"}
     assert answer["readings"]["total"]["method"] == "integrated power"
     assert watts(answer) == pytest.approx({"total": 210.0, "gpu0": 70.0, "gpu1": 140.0}, rel=1e-6)
@@ -187,7 +190,6 @@ def recording_code(meter: str, states: list[tuple[float, dict[str, float]]], sec
     return RECORDING.format(module=module, name=name, states=states, seconds=seconds)
 
 
-NVML, ZEUS = "devices.meters.nvml.NvmlMeter", "devices.meters.zeus.ZeusMeter"
 BASE: dict[str, float] = {"gpus": 2, "watts": 100, "tick_ms": 20}
 LOST = BASE | {"energy": 15}
 
@@ -262,7 +264,7 @@ def test_whatever_the_binding_raises_is_our_error(nvml: FakeNvml) -> None:
 
 
 def test_counter_that_steps_back_has_no_energy_and_power_beside_it_has(nvml: FakeNvml) -> None:
-    code = in_step_code("devices.meters.nvml.NvmlMeter", 2.0, watts=100, restart_s=BEGUN_S + 1.7)
+    code = in_step_code(NVML, 2.0, watts=100, restart_s=BEGUN_S + 1.7)
     readings = nvml.run(code, watts=100)["readings"]
     assert readings["gpu0"]["energy_j"] is None
     assert "counter stepped back" in readings["gpu0"]["reason"]

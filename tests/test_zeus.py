@@ -51,7 +51,8 @@ def test_nvidia_gpu_that_is_lost_is_a_transient_error(nvml: FakeNvml) -> None:
 
 
 def test_nvidia_gpu_without_a_counter_is_read_by_its_power(nvml: FakeNvml) -> None:
-    answer = nvml.run(WINDOW, watts=70, energy=3)
+    state = {"watts": 70, "energy": 3}
+    answer = nvml.run(in_step_code("devices.meters.zeus.ZeusMeter", 1.2, **state), **state)
     assert answer["kinds"] == {"gpu0": "power"}
     assert answer["readings"]["total"]["method"] == "integrated power"
     assert watts(answer)["total"] == pytest.approx(70.0, rel=0.01)
