@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process, resource_tracker
 from typing import Final
 
 ENDED: Final = 1
@@ -24,6 +24,7 @@ def processes(
     """
     others = set(active_children())
     # Ctrl-C in a terminal comes to all of them, and the first process ends the others: what it starts is deaf to it.
+    resource_tracker.ensure_running()  # Python starts it with the first of them, and then lets Ctrl-C through again
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     pool = ProcessPoolExecutor(
         n,

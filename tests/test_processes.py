@@ -53,6 +53,24 @@ if __name__ == "__main__":
 """
 
 
+DEAF = """
+import signal
+from harness.processes import processes
+if __name__ == "__main__":
+    with processes(2) as pool:
+        blocked = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result()
+    print(signal.SIGINT in blocked, signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+def test_ctrl_c_is_for_the_first_process_alone_from_the_start_of_the_others(tmp_path: Path) -> None:
+    """One that heard it while it imported torch printed 80 lines of traceback."""
+    script = tmp_path / "deaf.py"
+    script.write_text(DEAF, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_and_a_kill_leave_no_process(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C comes to the whole group, a kill to the first process alone."""
