@@ -205,6 +205,22 @@ def test_chat_template_that_is_no_text_is_named_or_left_out(folder: Path, templa
         refuse_to_load_and_to_inspect(folder, r"tokenizer_config\.json: chat_template must be a text, found 5")
 
 
+def test_one_file_beside_an_index_of_others_leaves_no_silent_choice(tmp_path: Path) -> None:
+    """As a merged model that was saved into the folder of its shards: transformers takes the one file."""
+    write_random_model(tmp_path, "llama", max_shard_size="300KB")
+    single, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    tensors = {
+        name: tensor for path in tmp_path.glob("model-*.safetensors") for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, single)
+    with pytest.raises(
+        EngineError, match=r"model\.safetensors is there, and .*index\.json names other files: two models"
+    ):
+        inspect_checkpoint(str(tmp_path))
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, single.name)}))
+    assert inspect_checkpoint(str(tmp_path)).config.n_layers == 3
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.pt", "model.pkl"])
 def test_pickles_are_refused_unread(folder: Path, name: str) -> None:
     (folder / "model.safetensors").unlink()

@@ -170,6 +170,11 @@ def _weight_files(folder: Path) -> list[Path]:
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
             raise EngineError(f"{index_path}: files {missing or 'none'} of the index are not in the folder; fetch them")
+        if single.is_file() and single.name not in names:
+            raise EngineError(
+                f"{folder}: {single.name} is there, and {index_path.name} names other files: two models, of which"
+                f" transformers takes the first; remove {single.name} or the index"
+            )
         return [folder / name for name in names]
     if single.is_file():
         return [single]
