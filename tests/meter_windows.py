@@ -12,6 +12,7 @@ from devices.clock import MonotonicClock
 from devices.meters.polled import PolledMeter
 from results.energy import energy_between
 from results.records import EnergyReading, PowerTrace
+from tests.fakes.powercap import Powercap
 from tests.fakes.sysfs import Sysfs
 
 CLOCK = MonotonicClock()
@@ -26,12 +27,14 @@ def measure(meter: Meter, work: Callable[[], object]) -> tuple[list[PowerTrace],
     return list(meter.stop()), start_s, end_s
 
 
-def read_on_grid(meter: PolledMeter, sysfs: Sysfs, interval_s: float, seconds: float) -> Sequence[PowerTrace]:
+def read_on_grid(
+    meter: PolledMeter, files: Sysfs | Powercap, interval_s: float, seconds: float
+) -> Sequence[PowerTrace]:
     """Traces of a meter that is read in step with its files, however long the machine holds this process up."""
     times_s = np.arange(0.0, seconds + interval_s / 2, interval_s)
     rows = []
     for passed_s in times_s:
-        sysfs.show(float(passed_s))
+        files.show(float(passed_s))
         rows.append(meter.read())
     return meter.traces(times_s, np.asarray(rows))
 

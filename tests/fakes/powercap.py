@@ -80,8 +80,11 @@ class Powercap:
         """All counters that count show the tick before now."""
         with self._lock:
             if self._started_s is not None:
-                passed_s = time.monotonic() - self._started_s
-                self._write(passed_s // self._renewal_s * self._renewal_s)
+                self.show(time.monotonic() - self._started_s)
+
+    def show(self, passed_s: float) -> None:
+        """The counters as they are after so many seconds."""
+        self._write(passed_s // self._renewal_s * self._renewal_s)
 
     def _count(self) -> None:
         while not self._stop.wait(RENEWAL_S):
