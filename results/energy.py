@@ -48,7 +48,7 @@ from results.rest import (
     stood_still,
 )
 from results.spikes import lone_spikes
-from results.uncertainty import counter_variance_j2, power_variance_j2
+from results.uncertainty import PartRead, counter_variance_j2, power_variance_j2, shared_variance_j2
 from results.units import format_duration
 
 MIN_UPDATES = 10
@@ -73,6 +73,7 @@ class _Part(NamedTuple):
     gain_j: float
     stood: Stood | None = None
     jumped: str | None = None
+    read: PartRead | None = None
 
     @property
     def remark(self) -> str | None:
@@ -113,7 +114,8 @@ def energy_between(
         return unknown.model_copy(update={"reason": str(reason)})
     total = _Part(
         math.fsum(p.energy_j for p in parts),
-        math.fsum(p.variance_j2 for p in parts),
+        math.fsum(p.variance_j2 for p in parts)
+        + shared_variance_j2([p.read for p in parts if p.read is not None], np.asarray(intervals, dtype=np.float64)),
         math.sqrt(math.fsum(p.gain_j**2 for p in parts)),
     )
     uncertainty = _uncertainty(total, moving)
@@ -312,8 +314,14 @@ def _integrate(part: Resting, intervals: Sequence[Interval], beside: Beside | No
     # What is computed does not jump; what stands until the next reading was thought about by its gauge.
     is_read = trace.kind in ("counter", "power") and trace.method not in ("modelled", "relative gauge")
     jumped_j2, jumped = _jumped(trace, edges, energy_j, beside) if is_read else (0.0, None)
+    apart_s = max(curve.update_period_s, trace.sample_interval_s)
     return _Part(
-        energy_j, variance_j2 + still_j2 + jumped_j2, (trace.relative_accuracy or 0.0) * abs(energy_j), stood, jumped
+        energy_j,
+        variance_j2 + still_j2 + jumped_j2,
+        (trace.relative_accuracy or 0.0) * abs(energy_j),
+        stood,
+        jumped,
+        PartRead(curve.times_s, curve.energy_j, apart_s, variance_j2),
     )
 
 

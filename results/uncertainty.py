@@ -29,9 +29,15 @@ On a grid, and that of a gauge's renewals is one, what is alike errs alike:
     few changes   of a gauge, too few for a pattern: twice the variance, a rise and its fall may err alike
 
 A load in step with every single reading of a grid looks steady, and one nearly so looks slow: no reading can tell.
+
+**Parts of a total** (rails, packages, a processor and its memory) are felt by one load and often read at one time, so
+they err alike: rho s1 s2 joins each way, rho the correlation of what their powers change by, never below 0.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +69,34 @@ OFTEN_ONCE = 0.4
 """Of the values that stick out, shown once: by chance half of those of an even load are met again by the next."""
 NEAR_STEPS = 5
 """Steps of a counter on either side of an edge that tell how they scatter."""
+CELL = 2.0
+"""Readings, or updates, of the slowest part: over so long the powers of parts are compared."""
+
+
+class PartRead(NamedTuple):
+    """A part's energy since its first reading, how often it is known, and what its readings leave open."""
+
+    times_s: Array
+    energy_j: Array
+    apart_s: float
+    variance_j2: float
+
+
+def shared_variance_j2(parts: Sequence[PartRead], edges: Array) -> float:
+    """What the variance of a total has beyond the sum of its parts', because these change together."""
+    if len(parts) < 2:
+        return 0.0
+    cell_s = max(CELL * max(part.apart_s for part in parts), 1e-6)
+    low_s = max(float(edges.min()) - cell_s, *(float(part.times_s[0]) for part in parts))
+    high_s = min(float(edges.max()) + cell_s, *(float(part.times_s[-1]) for part in parts))
+    sigma_j = np.sqrt([part.variance_j2 for part in parts])
+    at_s = low_s + cell_s * np.arange(int((high_s - low_s) / cell_s) + 1)
+    if len(at_s) < 4:
+        return float(sigma_j.sum() ** 2 - (sigma_j**2).sum())
+    change = np.stack([np.diff(np.interp(at_s, part.times_s, part.energy_j), 2) for part in parts])
+    size = np.sqrt((change**2).sum(axis=1))
+    alike = np.clip((change @ change.T) / np.maximum(np.outer(size, size), 1e-300), 0.0, 1.0)
+    return float(sigma_j @ alike @ sigma_j - (np.diag(alike) * sigma_j**2).sum())
 
 
 def power_variance_j2(trace: PowerTrace, edges: Array) -> float:

@@ -199,3 +199,50 @@ def test_the_gain_error_of_a_total_is_told_apart_from_what_its_readings_leave_op
     part = trace("power", GRID_S, np.full(len(GRID_S), 10.0), 0.01, relative_accuracy=0.02)
     found = energy([part, replace(part, component="b")], (0.0, 10.0))
     assert found.relative_gain_error == pytest.approx(0.02 / math.sqrt(2))
+
+
+# --- parts of a total ------------------------------------------------------------------------------------------------
+
+
+def read_together(power: StepPower, share: float, times_s: Array, component: str) -> PowerTrace:
+    return trace("power", times_s, share * power.power_w(times_s), 0.05, component=component)
+
+
+def random_reads(rng: np.random.Generator) -> Array:
+    return np.cumsum(rng.uniform(0.025, 0.075, 180)) - 1.0
+
+
+def test_a_load_that_parts_share_is_as_uncertain_in_four_parts_as_in_one() -> None:
+    """A quarter of each value at the same times: the sum of the readings is the same, and so is all that they hide."""
+    rng = np.random.default_rng(4)
+    times_s, power = random_reads(rng), telegraph(rng)
+    one = energy(read_together(power, 1.0, times_s, "all"), (0.0, 6.0))
+    four = energy([read_together(power, 0.25, times_s, f"part{k}") for k in range(4)], (0.0, 6.0))
+    assert (four.energy_j, four.uncertainty_j) == (pytest.approx(one.energy_j), pytest.approx(one.uncertainty_j))
+
+
+def test_total_of_parts_under_one_load_is_within_two_sigma() -> None:
+    """Parts of 1, 1/2, 1/3 and 1/4 of one load: errors in quadrature would be 1.7 times too small."""
+    inside = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        times_s, power = random_reads(rng), telegraph(rng)
+        found = energy([read_together(power, 1 / k, times_s, f"part{k}") for k in (1, 2, 3, 4)], (0.0, 6.0))
+        assert found.energy_j is not None
+        assert found.uncertainty_j is not None
+        true_j = power.energy_j(0.0, 6.0) * sum(1 / k for k in (1, 2, 3, 4))
+        inside.append(abs(found.energy_j - true_j) <= 2 * found.uncertainty_j)
+    assert np.mean(inside) >= 0.92  # 95 % less what 100 windows leave to chance
+
+
+def test_parts_under_loads_of_their_own_are_no_wider_than_chance_allows() -> None:
+    """Four loads that know nothing of each other err in quadrature, and what changes correlate by chance."""
+    ratios = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        times_s = random_reads(rng)
+        parts = [read_together(telegraph(rng), 1.0, times_s, f"part{k}") for k in range(4)]
+        alone_j2 = sum((energy(part, (0.0, 6.0), component=part.component).uncertainty_j or 0.0) ** 2 for part in parts)
+        ratios.append((energy(parts, (0.0, 6.0)).uncertainty_j or 0.0) / math.sqrt(alone_j2))
+    # 60 cells of 0.1 s: correlations of 1 / sqrt(60) on average at most, of three others each.
+    assert 1.0 <= np.mean(ratios) <= math.sqrt(1 + 3 / math.sqrt(60))
