@@ -62,6 +62,11 @@ def test_a_signal_while_the_program_starts_prints_a_line_and_no_traceback(number
     assert interrupted_at_import("typer", number, "--help") == (code, "", f"error: {words}\n")
 
 
+@pytest.mark.parametrize(("number", "code", "words"), ENDINGS)
+def test_a_signal_while_a_command_imports_what_it_needs_prints_a_line(number: int, code: int, words: str) -> None:
+    assert interrupted_at_import("harness.cross.table", number, "cross") == (code, "", f"error: {words}\n")
+
+
 @pytest.mark.parametrize(("number", "code", "words"), ENDINGS[:2])
 def test_a_signal_while_a_plan_is_checked_says_that_nothing_was_begun(
     tmp_path: Path, number: int, code: int, words: str
