@@ -346,8 +346,10 @@ def test_systemd_takes_the_units_with_odd_paths(tmp_path: Path, monkeypatch: pyt
         ["systemd-analyze", "verify", "--user", *(str(tmp_path / unit.path.name) for unit in found.files)],
         capture_output=True, text=True, check=False, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
     )  # fmt: skip
-    # It looks the program up: a path that it misread would not be there.
-    assert (done.returncode, done.stderr) == (0, "")
+    # It looks the program up: a path that it misread would not be there. The machine's own units have sockets, whose
+    # paths are too long in some folders.
+    told = [line for line in done.stderr.splitlines() if any(unit.path.name in line for unit in found.files)]
+    assert (done.returncode, told) == (0, [])
 
 
 def test_launchd_gets_a_list_of_words(tmp_path: Path) -> None:
