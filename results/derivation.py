@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from results.cpu_time import with_cpu_joules
-from results.energy import Interval, energy_between, idle_baseline
+from results.energy import Interval, energy_between
+from results.idle import idle_baseline
 from results.intervals import joined, outside
 from results.peak_power import p90_power
 from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 
 ARITHMETIC: Final = (
-    "cpu_time", "cumulative", "derivation", "energy", "intervals", "jumps", "liveness", "living", "peak_power",
+    "cpu_time", "cumulative", "derivation", "energy", "idle", "intervals", "jumps", "liveness", "living", "peak_power",
     "regular", "renewal", "rest", "spikes", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""

@@ -147,53 +147,6 @@ def _uncertainty(total: _Part, traces: Sequence[PowerTrace]) -> float | None:
     return math.sqrt(total.variance_j2 + total.gain_j**2)
 
 
-def idle_baseline(
-    meter: str, before: Sequence[PowerTrace], after: Sequence[PowerTrace], component: str = "total"
-) -> IdleBaseline:
-    """Idle power from the whole of the traces taken before and after a window.
-
-    One side alone is no baseline: nothing says how far the idle power drifted. A part that stands still on one side and
-    lives on the other has stopped, unless it may rest. The uncertainty leaves out the meter's gain error, which the
-    window has as well: `_net` counts it once.
-    """
-    sides = [
-        [replace(t, relative_accuracy=0.0) for t in traces if t.meter == meter and len(t.times_s) >= 2]
-        for traces in (before, after)
-    ]
-    lived = {t.component for own in sides for t in own if not at_rest(t)}
-    sides = [[replace(t, has_lived=t.has_lived or t.component in lived) for t in own] for own in sides]
-    added = {t.component for t in (*before, *after) if t.meter == meter and t.additive}
-    watts: list[float | None] = []
-    uncertainties: list[float] = []
-    reasons: list[str] = []
-    remarks: list[str] = []
-    for when, own in zip(("before", "after"), sides, strict=True):
-        lacking = sorted(added - {t.component for t in own}) if component == "total" else []
-        if not own or lacking:
-            watts.append(None)
-            reasons.append(f"no idle trace {when} the window{f' of {lacking[0]}' if own else ''}")
-            continue
-        whole = (max(float(t.times_s[0]) for t in own), min(float(t.times_s[-1]) for t in own))
-        reading = energy_between(own, [whole], "all", meter, component)
-        watts.append(reading.average_power_w)
-        if reading.average_power_w is None:
-            reasons.append(f"idle {when} the window: {reading.reason}")
-        elif reading.uncertainty_j is not None:
-            uncertainties.append(reading.uncertainty_j / reading.duration_s)
-        if reading.remark is not None:
-            remarks.append(f"idle {when} the window: {reading.remark}")
-    return IdleBaseline(
-        meter=meter,
-        component=component,
-        before_w=watts[0],
-        after_w=watts[1],
-        uncertainty_w=math.sqrt(sum(u * u for u in uncertainties)) / len(uncertainties) if uncertainties else None,
-        parts=tuple(sorted(added & lived)) if component == "total" else None,
-        reason="; ".join(reasons) or None,
-        remark="; ".join(remarks) or None,
-    )
-
-
 def power_curve(trace: PowerTrace) -> tuple[Array, Array]:
     """(times, watts) of a trace for plotting; a counter's power is the difference quotient at segment ends.
 
@@ -226,8 +179,8 @@ def _check_same_parts(idle: IdleBaseline, chosen: Sequence[PowerTrace], moving: 
 def _net(total: _Part, duration_s: float, idle: IdleBaseline) -> tuple[float, float]:
     """E_net = E - P_idle t, and its uncertainty. Raises UnresolvedError without idle power on both sides.
 
-    The idle power's own uncertainty and its drift (uniform between before and after) join; the gain error is common to
-    both terms and scales their difference.
+    The idle power's own uncertainty, its drift (uniform between before and after) and how it strays within the window
+    join; the gain error is common to both terms and scales their difference.
     """
     if idle.power_w is None or idle.drift_w is None:
         raise UnresolvedError(idle.reason or "idle power is not known on both sides of the window")
@@ -237,7 +190,8 @@ def _net(total: _Part, duration_s: float, idle: IdleBaseline) -> tuple[float, fl
         idle.drift_w * duration_s / math.sqrt(12),
         total.gain_j * net_j / total.energy_j if total.energy_j else 0.0,
     ]
-    return net_j, math.sqrt(total.variance_j2 + math.fsum(t * t for t in terms))
+    strayed_j2 = idle.strays_j2_per_s * duration_s
+    return net_j, math.sqrt(total.variance_j2 + strayed_j2 + math.fsum(t * t for t in terms))
 
 
 def _check_above_idle(idle: IdleBaseline, energy_j: float, duration_s: float, net_uncertainty_j: float) -> None:

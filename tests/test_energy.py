@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.energy import NO_JOULES, energy_between, idle_baseline
+from results.energy import NO_JOULES, energy_between
+from results.idle import idle_baseline
 from results.peak_power import p90_power
 from results.records import PowerTrace
 from tests.energy_readings import GRID_S, energy, reason, steps
