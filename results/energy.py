@@ -275,7 +275,7 @@ def _integrate(part: Resting, intervals: Sequence[Interval], beside: Beside | No
         (trace.relative_accuracy or 0.0) * abs(energy_j),
         stood,
         jumped,
-        PartRead(curve.times_s, curve.energy_j, apart_s, variance_j2),
+        PartRead(curve.times_s, curve.energy_j, apart_s, variance_j2) if apart_s > 0 else None,
     )
 
 

@@ -71,10 +71,15 @@ NEAR_STEPS = 5
 """Steps of a counter on either side of an edge that tell how they scatter."""
 CELL = 2.0
 """Readings, or updates, of the slowest part: over so long the powers of parts are compared."""
+MOST_CELLS = 100_000
+"""Of a window: a long one has longer cells."""
 
 
 class PartRead(NamedTuple):
-    """A part's energy since its first reading, how often it is known, and what its readings leave open."""
+    """A part's energy since its first reading, how often it is known, and what its readings leave open.
+
+    Only of what is read now and then: what was computed has no time between two readings, and errs in no step.
+    """
 
     times_s: Array
     energy_j: Array
@@ -86,7 +91,8 @@ def shared_variance_j2(parts: Sequence[PartRead], edges: Array) -> float:
     """What the variance of a total has beyond the sum of its parts', because these change together."""
     if len(parts) < 2:
         return 0.0
-    cell_s = max(CELL * max(part.apart_s for part in parts), 1e-6)
+    whole_s = float(edges.max() - edges.min())
+    cell_s = max(CELL * max(part.apart_s for part in parts), whole_s / MOST_CELLS)
     low_s = max(float(edges.min()) - cell_s, *(float(part.times_s[0]) for part in parts))
     high_s = min(float(edges.max()) + cell_s, *(float(part.times_s[-1]) for part in parts))
     sigma_j = np.sqrt([part.variance_j2 for part in parts])

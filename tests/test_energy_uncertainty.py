@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -210,6 +211,23 @@ def read_together(power: StepPower, share: float, times_s: Array, component: str
 
 def random_reads(rng: np.random.Generator) -> Array:
     return np.cumsum(rng.uniform(0.025, 0.075, 180)) - 1.0
+
+
+def test_parts_that_were_computed_take_no_memory_by_the_length_of_their_window() -> None:
+    """Nothing is read now and then of them: compared by the microsecond, they took hundreds of MB."""
+    at_s = np.linspace(0.0, 5.0, 11)
+    parts = [
+        trace("counter", at_s, watts * at_s, 0.0, component=name, method="modelled")
+        for name, watts in (("cpu", 3.0), ("gpu", 4.0), ("dram", 5.0))
+    ]
+    tracemalloc.start()
+    try:
+        reading = energy(parts, (0.0, 5.0))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert reading.energy_j == pytest.approx(60.0)
+    assert peak_bytes < 1e6
 
 
 def test_a_load_that_parts_share_is_as_uncertain_in_four_parts_as_in_one() -> None:
