@@ -1,9 +1,10 @@
 """The power that a window stays below for most of its time, from the raw traces of one meter.
 
-The total's power is the sum of its additive components: linear between readings, held, or a counter's difference
-quotient. What a stretch between two instants counts is how long it lasts, so that dense readings at phase edges have no
-more say. It speaks of what the meter shows: a peak shorter than its update period (of a counter, some of them) is
-averaged away, so a window needs `MIN_UPDATES` updates.
+The total's power is the sum of its additive components: of a sensor the nearest reading, held, or a counter's
+difference quotient. A line between two readings would show powers that never flowed, and fewer of the highest. What a
+stretch between two instants counts is how long it lasts, so that dense readings at phase edges have no more say. It
+speaks of what the meter shows: a peak shorter than its update period (of a counter, some of them) is averaged away, so
+a window needs `MIN_UPDATES` updates.
 
 A window without energy has none. Where a source stood still, was late or showed what cannot be, the power sensor beside
 says what flowed; without one, the least and the most that it could have been must come to the same.
@@ -29,7 +30,7 @@ SAME_SHARE = 0.05
 
 
 class _Curve(NamedTuple):
-    """Watts at these times; between two those of the first, of the second, or a line."""
+    """Watts at these times; between two those of the first or of the second."""
 
     times_s: Array
     watts: Array
@@ -89,8 +90,8 @@ def _curve(trace: PowerTrace, traces: Sequence[PowerTrace], window: Interval) ->
     curve = cumulative(trace)
     unknown_s = {(stand.start_s, stand.end_s) for stand in curve.stands if stand.basis != "rest"}
     if curve.watts is not None:
-        side = "first" if curve.is_flat else "line"
-        return _Curve(curve.times_s, curve.watts, side, tuple(unknown_s))
+        times_s = curve.times_s if curve.is_flat else _nearest_from_s(curve.times_s)
+        return _Curve(times_s, curve.watts, "first", tuple(unknown_s))
     t, segment_j = curve.times_s, np.diff(curve.energy_j)
     if trace.method != "modelled":
         # Late renewals bring the joules, and do not say when they flowed; nor does one step of the counter.
@@ -101,7 +102,7 @@ def _curve(trace: PowerTrace, traces: Sequence[PowerTrace], window: Interval) ->
     unknown_s = {(first_s, last_s) for first_s, last_s in unknown_s if first_s < window[1] and last_s > window[0]}
     beside = beside_of(trace, traces) if unknown_s else None
     if beside is not None and all(beside.between(*stretch_s) is not None for stretch_s in unknown_s):
-        return _Curve(beside.read_s, beside.watts, "line")
+        return _Curve(_nearest_from_s(beside.read_s), beside.watts, "first")
     # Marks lie microseconds from other readings, and renewals come between them: over so little the quotient is jitter.
     unsure_s = min(curve.update_period_s, trace.sample_interval_s) if trace.update_period_s > 0 else 0.0
     least_s = max(trace.sample_interval_s / 4, MEAN_OVER * unsure_s)
@@ -111,6 +112,11 @@ def _curve(trace: PowerTrace, traces: Sequence[PowerTrace], window: Interval) ->
             kept.append(i)
     watts = np.diff(curve.energy_j[kept]) / np.diff(t[kept])
     return _Curve(t[kept][1:], watts, "second", tuple(unknown_s))
+
+
+def _nearest_from_s(times_s: Array) -> Array:
+    """From when on each reading is the nearest."""
+    return np.concatenate([times_s[:1], (times_s[1:] + times_s[:-1]) / 2])
 
 
 def _check_resolved(trace: PowerTrace, window: Interval) -> None:
@@ -133,8 +139,6 @@ def _check_resolved(trace: PowerTrace, window: Interval) -> None:
 
 
 def _power_at(curve: _Curve, at_s: Array) -> Array:
-    if curve.side == "line":
-        return np.asarray(np.interp(at_s, curve.times_s, curve.watts))
     # A counter's quotient is of the time before its reading, a held value of the time after.
     is_after = curve.side == "second"
     found = np.searchsorted(curve.times_s, at_s, side="left" if is_after else "right") - (0 if is_after else 1)

@@ -57,6 +57,23 @@ def test_dense_readings_at_an_edge_have_no_more_say() -> None:
     assert p90_power([trace(dense_s, watts)], WINDOW, "m")[0] == pytest.approx(10.0, abs=1e-6)
 
 
+def pulses(lasting_s: float) -> StepPower:
+    """150 W for so much of each second, and 30 W for the rest of it."""
+    edges_s = np.arange(0.0, 42.0)[:, None] + [0.0, lasting_s]
+    return StepPower(np.append(edges_s.reshape(-1), 42.0), np.tile([150.0, 30.0], 42))
+
+
+@pytest.mark.parametrize(("lasting_s", "watts"), [(0.06, 30.0), (0.14, 150.0)])
+@pytest.mark.parametrize("update_s", [0.0, 0.02])
+def test_between_two_readings_of_a_sensor_no_power_is_made_up(lasting_s: float, watts: float, update_s: float) -> None:
+    """A line between them took 6 % of pulses for 11 %, and of 14 % the edges away: 90 W of 30 W, and of 150 W."""
+    power, rng = pulses(lasting_s), np.random.default_rng(20261128)
+    times_s = np.cumsum(rng.uniform(0.025, 0.075, 800))
+    shown_w = power.power_w(np.floor(times_s / update_s) * update_s if update_s else times_s)
+    sensor = trace(times_s, shown_w, sample_interval_s=0.05, update_period_s=update_s)
+    assert p90_power([sensor], (1.0, 39.0), "m") == (pytest.approx(watts), None)
+
+
 def test_parts_of_a_meter_add_up_and_contained_ones_do_not() -> None:
     parts = [trace(TIMES_S, np.full(121, w), component=f"c{w}") for w in (3.0, 4.0)]
     inner = trace(TIMES_S, np.full(121, 2.0), component="core", additive=False)
