@@ -28,6 +28,8 @@ AS_QUICK = 1.25
 """Times the quickest: changes that come so quickly tell more where a reading repeated the one before."""
 AS_STATED = 0.1
 """A period that is seen to be so close to the stated one is that one: readings place each renewal to their distance."""
+AT_LEAST_SHOWN = 0.5
+"""Of the time without a reading before a value, or behind it: shown for less, it tells no renewal."""
 MANY_TIMES = 3
 """As long as is usual: until then a counter that comes irregularly, or by fixed amounts of energy, is not suspected."""
 MOSTLY = 0.9
@@ -63,11 +65,15 @@ def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal
     Where it repeats itself between two changes, their distance is that of two renewals; where every reading differs, it
     renews at least as often as it was read, and the stated period stands up to that distance. So a few readings close
     to each other (meters take them before a window) show what a grid of 50 ms does not. A value that was shown for
-    longer than the stated period is believed, not the statement.
+    longer than the stated period is believed, not the statement. Two readings of one value right after each other, as
+    marks place them, say nothing where no others are near.
     """
     changed = np.flatnonzero(np.diff(shown_j) > 0) + 1
     if len(changed) < 3:
         return Renewal(stated_s, stated_s)
+    shown_s = times_s[changed[1:] - 1] - times_s[changed[:-1]]
+    tells = _tells(times_s, changed, shown_s, stated_s)
+    times_s, changed = times_s[tells], (np.cumsum(tells) - 1)[changed]
     period_s, n_readings = _mean_distance_s(times_s, changed, LONG_RUN)
     closely_s, n_closely = _mean_distance_s(times_s, changed, FEW)
     if closely_s < (period_s if n_closely >= CLOSELY > n_readings else period_s / 2):
@@ -82,12 +88,24 @@ def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal
         period_s = stated_s
     elif not repeats:
         # It showed one value for so long, where that was seen: a period that is stated shorter is not its own.
-        shown_s = times_s[changed[1:] - 1] - times_s[changed[:-1]]
         shown_s = shown_s[shown_s > 0]
         least_s = float(np.median(shown_s)) if len(shown_s) >= FEW else 0.0
         period_s = min(max(stated_s, least_s), period_s)
     # Renewals that come irregularly are no standstill, as long as they come.
     return Renewal(period_s, STILL_UPDATES * min(max(usual_s, period_s), 3 * period_s))
+
+
+def _tells(times_s: Array, changed: NDArray[np.intp], shown_s: Array, stated_s: float) -> NDArray[np.bool_]:
+    """Which readings tell how long a value is shown: all but repeats, within a stated period, of one whose renewals may
+    be anywhere in the long times before and behind."""
+    since_s = times_s[changed] - times_s[changed - 1]
+    unsure = (shown_s <= stated_s) & (shown_s < AT_LEAST_SHOWN * np.maximum(since_s[:-1], since_s[1:]))
+    begins = np.zeros(len(times_s), dtype=np.intp)
+    begins[changed] = 1
+    # Readings before the first change, and of the last value, stay.
+    repeats_unsure = np.concatenate([unsure, [False, False]])[np.cumsum(begins) - 1]
+    tells: NDArray[np.bool_] = (begins == 1) | ~repeats_unsure
+    return tells
 
 
 def _mean_distance_s(times_s: Array, changed: NDArray[np.intp], run: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from results.energy import energy_between
 from results.records import PowerTrace
 from results.renewal import observed_renewal
 from tests.fakes.stopped import INTERVAL_S, WINDOW_S, read, request, steady
-from tests.fakes.waveforms import Array, StepPower, trace
+from tests.fakes.waveforms import Array, StepPower, counter_trace, trace
 from tests.liveness_readings import TIMES_S, energy, sensor, within
 
 # --- update periods --------------------------------------------------------------------------------------------------
@@ -61,6 +61,28 @@ def test_readings_that_all_differ_bound_the_period_by_their_distance() -> None:
     times_s: Array = np.arange(0.0, 5.0, 0.05)
     assert observed_renewal(times_s, times_s * 10.0, 0.001).period_s == 0.001
     assert observed_renewal(times_s, times_s * 10.0, 0.1).period_s == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("update_s", [0.001, 0.01])
+def test_two_readings_of_one_value_right_after_each_other_are_no_slow_renewal(update_s: float) -> None:
+    """Marks at both ends of a pause between requests, in one update of a counter that is read each 50 ms."""
+    n_held, n_windows = 0, 40
+    for seed in range(n_windows):
+        rng = np.random.default_rng(seed)
+        lasts_s = np.stack(
+            [rng.uniform(0.1, 0.2, 15), rng.uniform(0.4, 0.8, 15), rng.uniform(0.0005, 0.01, 15)], axis=1
+        )
+        edges_s = np.concatenate([[0.0], np.cumsum(lasts_s)])[:-1]
+        power = StepPower(np.concatenate([[-5.0], edges_s, [60.0]]), np.array([20.0, *[150.0, 80.0, 30.0] * 15])[:46])
+        grid_s = np.arange(-0.5, edges_s[-1] + 0.5, INTERVAL_S)
+        grid_s = grid_s + rng.uniform(0, 0.1 * INTERVAL_S, len(grid_s))
+        times_s = np.unique(np.concatenate([grid_s, edges_s + 1e-4]))
+        taken = counter_trace(power, times_s, update_s, rng.uniform(0, update_s), step_j=6e-5)
+        assert observed_renewal(times_s, taken.values - taken.values[0], update_s).period_s == update_s
+        window = float(edges_s[0]), float(edges_s[-1])
+        reading = energy_between([replace(taken, sample_interval_s=INTERVAL_S)], [window], "all", "m")
+        n_held += within(reading, power.energy_j(*window), 3.0)
+    assert n_held >= 0.95 * n_windows
 
 
 # --- power -----------------------------------------------------------------------------------------------------------
