@@ -24,7 +24,8 @@ from results.rest import beside_of, moving_parts
 
 P90 = 0.9
 MEAN_OVER = 8
-"""Times the doubt of when a counter was renewed: its power is a mean over so long, known to 5 % (sqrt(2 / 12) / 8)."""
+"""Times the doubt of when a counter was renewed, and of its steps: its power is a mean over so long, or over so much
+energy, known to 5 % (sqrt(2 / 12) / 8)."""
 SAME_SHARE = 0.05
 """What it may be, over what it is: a stretch of which nobody knows may move it by no more."""
 
@@ -106,9 +107,12 @@ def _curve(trace: PowerTrace, traces: Sequence[PowerTrace], window: Interval) ->
     # Marks lie microseconds from other readings, and renewals come between them: over so little the quotient is jitter.
     unsure_s = min(curve.update_period_s, trace.sample_interval_s) if trace.update_period_s > 0 else 0.0
     least_s = max(trace.sample_interval_s / 4, MEAN_OVER * unsure_s)
-    kept = [0]
+    # A value is also short of what flowed by up to one step, or by what flows in an update.
+    mean_w = float((curve.energy_j[-1] - curve.energy_j[0]) / (t[-1] - t[0]))
+    least_j = MEAN_OVER * min(trace.resolution, mean_w * trace.update_period_s)
+    kept, energies_j = [0], curve.energy_j.tolist()
     for i, at_s in enumerate(t.tolist()):
-        if at_s - t[kept[-1]] >= least_s and i:
+        if at_s - t[kept[-1]] >= least_s and energies_j[i] - energies_j[kept[-1]] >= least_j and i:
             kept.append(i)
     watts = np.diff(curve.energy_j[kept]) / np.diff(t[kept])
     return _Curve(t[kept][1:], watts, "second", tuple(unknown_s))

@@ -158,6 +158,14 @@ def test_readings_above_what_can_flow_are_no_peak() -> None:
     assert p90_power([trace(TIMES_S, watts)], WINDOW, "m")[0] == pytest.approx(101.3, abs=1.0)
 
 
+@pytest.mark.parametrize(("watts", "update_s"), [(3.0, 10.0), (4.0, 10.0), (3.0, 1.0), (2.0, 5.0)])
+def test_a_coarse_step_of_a_counter_is_no_peak(watts: float, update_s: float) -> None:
+    """1 mAh at 3.85 V is 13.86 J. Of a steady 3 W two or three of them come in 10 s, and three are 4.16 W."""
+    steady = StepPower(np.array([-50.0, 4000.0]), np.array([watts]))
+    counter = counter_trace(steady, np.arange(-40.0, 3640.0, 1.0), update_s, 0.3, step_j=13.86)
+    assert p90_power([counter], (0.0, 3600.0), "m")[0] == pytest.approx(watts, rel=0.1)
+
+
 def test_when_a_renewal_came_is_no_peak() -> None:
     """A counter of 100 ms that is read every 50: between two readings lie 50 to 150 ms of its energy."""
     steady = StepPower(np.array([-5.0, 15.0]), np.array([100.0]))
