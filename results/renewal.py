@@ -72,8 +72,7 @@ def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal
     if len(changed) < 3:
         return Renewal(stated_s, stated_s)
     shown_s = times_s[changed[1:] - 1] - times_s[changed[:-1]]
-    tells = _tells(times_s, changed, shown_s, stated_s)
-    times_s, changed = times_s[tells], (np.cumsum(tells) - 1)[changed]
+    times_s, changed = _telling(times_s, changed, shown_s, stated_s)
     period_s, n_readings = _mean_distance_s(times_s, changed, LONG_RUN)
     closely_s, n_closely = _mean_distance_s(times_s, changed, FEW)
     if closely_s < (period_s if n_closely >= CLOSELY > n_readings else period_s / 2):
@@ -95,17 +94,18 @@ def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal
     return Renewal(period_s, STILL_UPDATES * min(max(usual_s, period_s), 3 * period_s))
 
 
-def _tells(times_s: Array, changed: NDArray[np.intp], shown_s: Array, stated_s: float) -> NDArray[np.bool_]:
-    """Which readings tell how long a value is shown: all but repeats, within a stated period, of one whose renewals may
-    be anywhere in the long times before and behind."""
+def _telling(
+    times_s: Array, changed: NDArray[np.intp], shown_s: Array, stated_s: float
+) -> tuple[Array, NDArray[np.intp]]:
+    """The readings that tell how long a value is shown, and where it changed among them: all but repeats, within a
+    stated period, of one whose renewals may be anywhere in the long times before and behind."""
     since_s = times_s[changed] - times_s[changed - 1]
     unsure = (shown_s <= stated_s) & (shown_s < AT_LEAST_SHOWN * np.maximum(since_s[:-1], since_s[1:]))
-    begins = np.zeros(len(times_s), dtype=np.intp)
-    begins[changed] = 1
-    # Readings before the first change, and of the last value, stay.
-    repeats_unsure = np.concatenate([unsure, [False, False]])[np.cumsum(begins) - 1]
-    tells: NDArray[np.bool_] = (begins == 1) | ~repeats_unsure
-    return tells
+    n_repeats = np.where(unsure, np.diff(changed) - 1, 0)
+    if not n_repeats.any():
+        return times_s, changed
+    dropped = [np.arange(first + 1, first + 1 + n) for first, n in zip(changed, n_repeats, strict=False) if n]
+    return np.delete(times_s, np.concatenate(dropped)), changed - np.concatenate([[0], np.cumsum(n_repeats)])
 
 
 def _mean_distance_s(times_s: Array, changed: NDArray[np.intp], run: int) -> tuple[float, float]:
