@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -94,6 +95,15 @@ class Tokenizer:
         (shows as nothing)."""
         found = self._tokenizer.get_added_tokens_decoder()
         return {token_id: (token.content, token.special) for token_id, token in found.items()}
+
+    @cached_property
+    def open_ids(self) -> frozenset[int]:
+        """Tokens of one byte (Llama 2), and special ones, which show as nothing between them. One byte that is no text
+        turns all of its run into replacement characters, also those that were whole before it."""
+        found = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        one_byte = [token_id for token_id in found if token_id is not None]
+        special = [token_id for token_id, (_, is_special) in self.added_tokens.items() if is_special]
+        return frozenset((*one_byte, *special)) if one_byte else frozenset()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text alone: no begin or end token is added; special tokens written in it are recognised,

@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         """A chunk for each token, when it is there; its text may be empty, where a character or a stop string is not
         yet whole."""
         tokenizer = self.server.computing.engine.tokenizer
-        pieces, places = TextPieces(tokenizer.decode, asked.stops), TokenPlaces(tokenizer.decode)
+        pieces, places = TextPieces(tokenizer.decode, asked.stops, tokenizer.open_ids), TokenPlaces(tokenizer.decode)
         named = self._named("chat.completion.chunk" if is_chat else "text_completion")
         options = asked.stream_options
         assert job.answer is not None

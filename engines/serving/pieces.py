@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -12,8 +12,10 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 class TextPieces:
     """Joined, the pieces and the `rest` are the whole text. What a piece costs does not grow with the answer."""
 
-    def __init__(self, decode: Decode, stops: Sequence[str]) -> None:
+    def __init__(self, decode: Decode, stops: Sequence[str], open_ids: Container[int] = ()) -> None:
+        """open_ids: tokens behind which nothing is told, for what comes next may change how they show."""
         self._decode = decode
+        self._open_ids = open_ids
         self._stops = tuple(stop for stop in stops if stop)
         self._token_ids: list[int] = []
         self._context, self._read = 0, 0
@@ -25,6 +27,8 @@ class TextPieces:
     def add(self, token_id: int) -> str:
         """What may be shown now."""
         self._token_ids.append(token_id)
+        if token_id in self._open_ids:
+            return ""
         before = self._decode(self._token_ids[self._context : self._read])
         text = self._decode(self._token_ids[self._context :])
         if len(text) <= len(before) or text.endswith(UNFINISHED):
