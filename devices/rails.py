@@ -85,7 +85,7 @@ def _ina3221_hwmon(folder: Path) -> list[Rail]:
                 "power",
                 partial(_product_w, volts, amperes),
                 _step_w(folder / f"shunt{n}_resistor", volts),
-                float(interval_ms) / 1e3 if interval_ms else INA3221_UPDATE_S,
+                _stated_s(interval_ms, INA3221_UPDATE_S),
                 _supplies(name),
                 name in WHOLE_BOARD,
                 MAX_JETSON_POWER_W,
@@ -113,6 +113,11 @@ def _ina3221_iio(folder: Path) -> list[Rail]:
 
 def _scaled(path: Path, unit: float) -> float:
     return read_number(path) * unit
+
+
+def _stated_s(interval_ms: str | None, unstated_s: float) -> float:
+    """Whole ms, so 0 is less than one, or not known: no period of an age that a reading may have."""
+    return (float(interval_ms) / 1e3 if interval_ms and interval_ms.isdecimal() else 0.0) or unstated_s
 
 
 def _product_w(millivolt: Path, milliampere: Path) -> float:
@@ -144,7 +149,7 @@ def hwmon_rails(hwmon: Path) -> list[Rail]:
             rails += _energy(folder, f"{driver}{n}")
         elif driver == "power_meter":
             interval_ms = read_word(folder / "power1_average_interval")
-            period_s = float(interval_ms) / 1e3 if interval_ms else ACPI_UPDATE_S
+            period_s = _stated_s(interval_ms, ACPI_UPDATE_S)
             rails += _first_power(folder, f"machine{n}", "cpu", period_s, is_whole=True)
     return rails
 

@@ -102,6 +102,13 @@ def test_channel_that_is_switched_off_is_no_rail(sysfs: Sysfs) -> None:
     assert [c.component for c in jetson(sysfs).channels] == ["VDD_IN"]
 
 
+def test_a_chip_that_says_0_ms_is_not_taken_to_renew_its_values_at_once(sysfs: Sysfs) -> None:
+    """Linux rounds to whole ms: one rail at the shortest conversions (140 us each of voltage and shunt) is 0."""
+    sysfs.add("ina3221/1-0040/hwmon/hwmon3", ina3221({"VDD_IN": (5.0, 2.0)}, interval_ms=0))
+    [channel] = jetson(sysfs).channels
+    assert channel.update_period_s >= 2 * 140e-6
+
+
 # --- hwmon -----------------------------------------------------------------------------------------------------------
 
 
