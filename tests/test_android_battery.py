@@ -269,6 +269,13 @@ def test_the_charge_counter_gives_its_joules() -> None:
     assert trace.resolution == pytest.approx(14.4)
     reading = energy([trace], 50.0, 550.0)
     assert reading.energy_j == pytest.approx(2.88 * 500.0, rel=0.01)
+    # A `dumpsys` that failed: the next one counts what was taken meanwhile.
+    for column, at in ((log.current, 103), (log.voltage, 207)):
+        column[at] = np.nan
+    reading = energy([energy_of(raw_traces(log, "charge", 1.0), Channel("battery", "counter"))], 50.0, 550.0)
+    assert reading.energy_j == pytest.approx(2.88 * 500.0, rel=0.01)
+    log.voltage[:] = np.nan
+    assert len(energy_of(raw_traces(log, "charge", 1.0), Channel("battery", "counter")).values) == 0
 
 
 def test_a_phone_that_tells_nothing_is_refused_with_the_remedy(fake: FakePhone, phone: Phone) -> None:

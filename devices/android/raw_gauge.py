@@ -82,18 +82,30 @@ def power_of(raw: Sequence[PowerTrace], calibration: Calibration, channel: Chann
 
 
 def energy_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
-    """Joules since the first reading, from the charge that is left (uAh) and the voltage (mV) at each step."""
+    """Joules since the first reading, from the charge that is left (uAh) and the voltage (mV) at each step.
+
+    A reading that is no number is left out: the next one counts what was taken meanwhile.
+    """
     charge, voltage = raw
-    volts = voltage.values * 1e-3
-    taken_c = -np.diff(charge.values) * C_PER_UAH
-    joules = np.concatenate([[0.0], np.cumsum(taken_c * (volts[:-1] + volts[1:]) / 2)])
+    usable = np.isfinite(charge.values) & np.isfinite(voltage.values)
+    times_s, left_uah, volts = charge.times_s[usable], charge.values[usable], voltage.values[usable] * 1e-3
+    taken_c = -np.diff(left_uah) * C_PER_UAH
+    joules = np.concatenate([[0.0], np.cumsum(taken_c * (volts[:-1] + volts[1:]) / 2)])[: len(times_s)]
     steps = np.abs(taken_c[taken_c != 0])
+    period_s = observed_update_period_s(times_s, left_uah)
     return replace(
         channel,
-        update_period_s=observed_update_period_s(charge.times_s, charge.values),
+        update_period_s=period_s,
         resolution=float(steps.min() * np.median(volts)) if len(steps) else 0.0,
         note=f"{channel.note}; {charge.note}",
-    ).trace(METER, METHOD, charge.times_s, joules, charge.sample_interval_s)
+    ).trace(
+        METER,
+        METHOD,
+        times_s,
+        joules,
+        charge.sample_interval_s,
+        left_out_stretches_s(charge.times_s, usable, period_s),
+    )
 
 
 def _typical(values: Array) -> float:
