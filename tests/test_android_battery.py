@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Timer
@@ -269,6 +270,13 @@ def test_the_charge_counter_gives_its_joules() -> None:
     assert trace.resolution == pytest.approx(14.4)
     reading = energy([trace], 50.0, 550.0)
     assert reading.energy_j == pytest.approx(2.88 * 500.0, rel=0.01)
+    # Phones that tell volts or microvolts.
+    for unit in (1e-3, 1e3):
+        others = replace(log, voltage=log.voltage * unit)
+        found = energy_of(raw_traces(others, "charge", 1.0), Channel("battery", "counter"))
+        assert found.values == pytest.approx(trace.values)
+    with pytest.raises(DeviceError, match="a voltage of 40 is no battery's in uV, mV or V"):
+        energy_of(raw_traces(replace(log, voltage=log.voltage / 100), "charge", 1.0), Channel("battery", "counter"))
     # A `dumpsys` that failed: the next one counts what was taken meanwhile.
     for column, at in ((log.current, 103), (log.voltage, 207)):
         column[at] = np.nan

@@ -33,7 +33,7 @@ from devices.android.battery_shell import (
     look_at_chargers,
     read_voltage,
 )
-from devices.android.calibration import MIN_SAMPLES, Calibration, calibrate
+from devices.android.calibration import MIN_SAMPLES, Calibration, calibrate, volt_per_unit_of
 from devices.android.device_clock import steady_stamps
 from devices.android.gauge_loop import GaugeLog, GaugeLoop, loop_script
 from devices.android.perfetto import MIN_POLL_S, PIECE_S
@@ -202,8 +202,9 @@ class BatteryMeter:
             # After Ctrl-C the reader's thread would keep the program from ending.
             loop.cancel()
         if source.kind == "charge":
-            if not np.isfinite(readings.current * readings.voltage).all():
+            if not len(readings.voltage) or not np.isfinite(readings.current * readings.voltage).all():
                 raise DeviceError("the charge counter or the voltage is no number")
+            volt_per_unit_of(float(np.median(readings.voltage)))
             return None, Channel(
                 COMPONENT,
                 "counter",

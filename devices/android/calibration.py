@@ -53,7 +53,7 @@ def calibrate(current: Array, voltage: Array) -> Calibration:
     if usable.sum() < MIN_SAMPLES:
         raise DeviceError(f"{int(usable.sum())} of {len(current)} readings are numbers; {MIN_SAMPLES} are needed")
     current, voltage = current[usable], voltage[usable]
-    volt_per_unit = _volt_per_unit(float(np.median(voltage)))
+    volt_per_unit = volt_per_unit_of(float(np.median(voltage)))
     median = float(np.median(np.abs(current)))
     if median == 0:
         raise DeviceError("the current reads 0; this node is not wired to a gauge")
@@ -80,7 +80,8 @@ def calibrate(current: Array, voltage: Array) -> Calibration:
     )
 
 
-def _volt_per_unit(median: float) -> float:
+def volt_per_unit_of(median: float) -> float:
+    """By what a battery may show. Raises `DeviceError` where that is no voltage of one."""
     for volt_per_unit in _VOLT_UNITS:
         if MIN_VOLTAGE_V <= median * volt_per_unit <= MAX_VOLTAGE_V:
             return volt_per_unit

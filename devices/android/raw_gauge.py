@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.android.calibration import Calibration
+from devices.android.calibration import Calibration, volt_per_unit_of
 from devices.android.device_clock import clock_note
 from devices.android.gauge_loop import GaugeLog, on_host_clock
 from devices.base import Channel
@@ -82,13 +82,16 @@ def power_of(raw: Sequence[PowerTrace], calibration: Calibration, channel: Chann
 
 
 def energy_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
-    """Joules since the first reading, from the charge that is left (uAh) and the voltage (mV) at each step.
+    """Joules since the first reading, from the charge that is left (uAh) and the voltage at each step.
 
-    A reading that is no number is left out: the next one counts what was taken meanwhile.
+    A reading that is no number is left out: the next one counts what was taken meanwhile. Raises `DeviceError` where
+    the voltage is no battery's.
     """
     charge, voltage = raw
     usable = np.isfinite(charge.values) & np.isfinite(voltage.values)
-    times_s, left_uah, volts = charge.times_s[usable], charge.values[usable], voltage.values[usable] * 1e-3
+    times_s, left_uah, volts = charge.times_s[usable], charge.values[usable], voltage.values[usable]
+    if len(volts):
+        volts = volts * volt_per_unit_of(float(np.median(volts)))
     taken_c = -np.diff(left_uah) * C_PER_UAH
     joules = np.concatenate([[0.0], np.cumsum(taken_c * (volts[:-1] + volts[1:]) / 2)])[: len(times_s)]
     steps = np.abs(taken_c[taken_c != 0])
