@@ -13,7 +13,7 @@ from engines.model.tokenizer import Tokenizer
 from engines.serving.pieces import TextPieces
 
 BEGIN, BLANK_A, B = 256, 257, 258
-WORDS = [[BEGIN], [BLANK_A], [B], [0xC3, 0xA9], [0x41], [0xFF], [0xE4]]
+WORDS = [[BEGIN], [BLANK_A], [B], [0xC3, 0xA9], [0xFF], [0xE4]]
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +42,11 @@ def test_pieces_of_byte_tokens_are_the_beginning_of_the_whole_text(
 def test_a_run_of_byte_tokens_is_told_with_the_next_token_that_is_none(tokenizer: Tokenizer) -> None:
     pieces = TextPieces(tokenizer.decode, (), tokenizer.open_ids)
     assert [pieces.add(token) for token in (B, 0xC3, 0xA9, BLANK_A, B)] == ["b", "", "", "é a", "b"]
+
+
+def test_a_line_ends_at_once_and_a_long_run_is_told_as_far_as_it_is_whole(tokenizer: Tokenizer) -> None:
+    """Llama 2 ends a line with a byte, and some scripts have no other tokens."""
+    pieces = TextPieces(tokenizer.decode, (), tokenizer.open_ids)
+    assert [pieces.add(token) for token in (B, 0x0A)] == ["b", "\n"]
+    told = [pieces.add(token) for token in (0xC3, 0xA9) * 20]
+    assert told == [""] * 33 + ["\u00e9" * 17] + ["", "\u00e9"] * 3

@@ -98,9 +98,10 @@ class Tokenizer:
 
     @cached_property
     def open_ids(self) -> frozenset[int]:
-        """Tokens of one byte (Llama 2), and special ones, which show as nothing between them. One byte that is no text
-        turns all of its run into replacement characters, also those that were whole before it."""
-        found = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        """Tokens of one byte (Llama 2) that is part of a character, and special ones, which show as nothing between
+        them. One byte that is no text turns all of its run into replacement characters, also those that were whole
+        before it. A byte that is a character by itself, as the end of a line, is none of them: it is waited for."""
+        found = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(128, 256))
         one_byte = [token_id for token_id in found if token_id is not None]
         special = [token_id for token_id, (_, is_special) in self.added_tokens.items() if is_special]
         return frozenset((*one_byte, *special)) if one_byte else frozenset()

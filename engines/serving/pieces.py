@@ -6,6 +6,8 @@ from collections.abc import Callable, Container, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+MOST_OPEN = 32
+"""Tokens: some ten characters."""
 """What a tokenizer shows for bytes that are no character yet."""
 
 
@@ -13,8 +15,10 @@ class TextPieces:
     """Joined, the pieces and the `rest` are the whole text. What a piece costs does not grow with the answer."""
 
     def __init__(self, decode: Decode, stops: Sequence[str], open_ids: Container[int] = ()) -> None:
-        """open_ids: tokens behind which nothing is told, for what comes next may change how they show."""
+        """open_ids: tokens behind which nothing is told, for what comes next may change how they show. Of a long run of
+        them, as of a script without tokens of its own, all is told that is whole."""
         self._decode = decode
+        self._n_open = 0
         self._open_ids = open_ids
         self._stops = tuple(stop for stop in stops if stop)
         self._token_ids: list[int] = []
@@ -27,7 +31,8 @@ class TextPieces:
     def add(self, token_id: int) -> str:
         """What may be shown now."""
         self._token_ids.append(token_id)
-        if token_id in self._open_ids:
+        self._n_open = self._n_open + 1 if token_id in self._open_ids else 0
+        if 0 < self._n_open <= MOST_OPEN:
             return ""
         before = self._decode(self._token_ids[self._context : self._read])
         text = self._decode(self._token_ids[self._context :])
