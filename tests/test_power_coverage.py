@@ -53,10 +53,10 @@ def test_readings_that_a_grid_missed_do_not_come_at_random() -> None:
 def test_the_page_counts_cells_and_names_those_that_are_not_covered() -> None:
     kind = next(iter(READERS))
     rows = [
-        Cell(kind, "ramp", 1.0, 0.99, 1.2, 2.1, 0.01),
-        Cell(kind, "bursts", 1.0, 0.95, 3.0, 2.4, 0.02),
-        Cell(kind, "one step", 1.0, 0.90, 0.8, 4.4, 0.03),
+        Cell(kind, "ramp", 1.0, 0.99, 1.2, 2.1, 0.01, 0),
+        Cell(kind, "bursts", 1.0, 0.95, 3.0, 2.4, 0.02, 3),
+        Cell(kind, "one step", 1.0, 0.90, 0.8, 4.4, 0.03, 1),
     ]
     text = page(rows, 50)
-    assert f"| {kind} | 1 s | 2 of 3 | 90 % | 1.2 | 3 | 4.4 |" in text
+    assert f"| {kind} | 1 s | 2 of 3 | 90 % | 1.2 | 3 | 4.4 | 4 |" in text
     assert "one step (90 %)" in text
