@@ -190,7 +190,7 @@ def _net(total: _Part, duration_s: float, idle: IdleBaseline) -> tuple[float, fl
         idle.drift_w * duration_s / math.sqrt(12),
         total.gain_j * net_j / total.energy_j if total.energy_j else 0.0,
     ]
-    strayed_j2 = idle.strays_j2_per_s * duration_s
+    strayed_j2 = (idle.strays_j2_per_s or 0.0) * duration_s
     return net_j, math.sqrt(total.variance_j2 + strayed_j2 + math.fsum(t * t for t in terms))
 
 

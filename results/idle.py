@@ -37,7 +37,8 @@ def idle_baseline(
     added = {t.component for t in (*before, *after) if t.meter == meter and t.additive}
     watts: list[float | None] = []
     uncertainties: list[float] = []
-    strays: list[tuple[float, float]] = []
+    strays: list[float] = []
+    lengths_s: list[float] = []
     reasons: list[str] = []
     remarks: list[str] = []
     for when, own in zip(("before", "after"), sides, strict=True):
@@ -53,34 +54,36 @@ def idle_baseline(
             reasons.append(f"idle {when} the window: {reading.reason}")
         elif reading.uncertainty_j is not None:
             uncertainties.append(reading.uncertainty_j / reading.duration_s)
-            strays.append((reading.duration_s, _strays_j2_per_s(own, whole, meter, component)))
+            lengths_s.append(reading.duration_s)
+            if (strays_j2_per_s := _strays_j2_per_s(own, whole, meter, component)) is not None:
+                strays.append(strays_j2_per_s)
         if reading.remark is not None:
             remarks.append(f"idle {when} the window: {reading.remark}")
-    strays_j2_per_s = sum(own for _, own in strays) / len(strays) if strays else 0.0
-    variances_w2 = [u * u for u in uncertainties] + [strays_j2_per_s / duration_s for duration_s, _ in strays]
+    mean_strays = statistics.fmean(strays) if strays else None
+    variances_w2 = [u * u + (mean_strays or 0.0) / s for u, s in zip(uncertainties, lengths_s, strict=True)]
     return IdleBaseline(
         meter=meter,
         component=component,
         before_w=watts[0],
         after_w=watts[1],
         uncertainty_w=math.sqrt(sum(variances_w2)) / len(uncertainties) if uncertainties else None,
-        strays_j2_per_s=strays_j2_per_s,
+        strays_j2_per_s=mean_strays,
         parts=tuple(sorted(added & lived)) if component == "total" else None,
         reason="; ".join(reasons) or None,
         remark="; ".join(remarks) or None,
     )
 
 
-def _strays_j2_per_s(own: Sequence[PowerTrace], whole: Interval, meter: str, component: str) -> float:
+def _strays_j2_per_s(own: Sequence[PowerTrace], whole: Interval, meter: str, component: str) -> float | None:
     """Variance of the energy of an idle time, per second of it, beyond what its readings leave open.
 
-    From the pieces of one, which the power's slower ways part as they part idle time and window. 0 where a piece is too
-    short for the meter.
+    From the pieces of one, which the power's slower ways part as they part idle time and window. None where a piece is
+    too short for the meter.
     """
     edges_s = np.linspace(*whole, PIECES + 1).tolist()
     pieces = [energy_between(own, [piece], "all", meter, component) for piece in pairwise(edges_s)]
     energies_j = [p.energy_j for p in pieces if p.energy_j is not None]
     if len(energies_j) < PIECES:
-        return 0.0
+        return None
     readings_j2 = math.fsum((p.uncertainty_j or 0.0) ** 2 for p in pieces) / PIECES
     return max(statistics.variance(energies_j) - readings_j2, 0.0) * PIECES / (whole[1] - whole[0])

@@ -313,8 +313,8 @@ class IdleBaseline(Record):
     after_w: float | None = None
     uncertainty_w: float | None = None
     """Without the meter's gain error, which the window shares."""
-    strays_j2_per_s: float = 0.0
-    """Variance of idle energy per second, as pieces of the idle times tell; 0 where the meter is too slow for them."""
+    strays_j2_per_s: float | None = None
+    """Variance of idle energy per second, as pieces of idle times tell; None where the meter is too slow for them."""
     parts: tuple[str, ...] | None = None
     """Of a total: those that lived in it; the others count as 0 J. None where it is not known."""
     reason: str | None = None

@@ -76,6 +76,13 @@ def test_idle_power_that_stands_does_not_stray() -> None:
     assert idle_baseline("m", [flat(5.0, 0, 5)], [flat(5.0, 20, 25)]).strays_j2_per_s == pytest.approx(0)
 
 
+def test_a_meter_too_slow_for_pieces_of_the_idle_time_says_nothing_of_its_ways() -> None:
+    """12 updates of 100 ms: a fifth of them is no measurement."""
+    slow = [flat(5.0, a, a + 1.2, update_period_s=0.1) for a in (0, 20)]
+    idle = idle_baseline("m", slow[:1], slow[1:])
+    assert (idle.power_w, idle.strays_j2_per_s) == (pytest.approx(5.0), None)
+
+
 def test_missing_idle_leaves_net_energy_unknown_with_its_reason() -> None:
     idle = idle_baseline("m", [], [])
     assert idle.power_w is None

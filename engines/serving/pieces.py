@@ -6,9 +6,9 @@ from collections.abc import Callable, Container, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-MOST_OPEN = 32
-"""Tokens: some ten characters."""
 """What a tokenizer shows for bytes that are no character yet."""
+MOST_OPEN = 32
+"""Tokens of a run that are waited for: some ten characters."""
 
 
 class TextPieces:
