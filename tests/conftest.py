@@ -156,3 +156,9 @@ def phone(server: FakeAdbServer) -> Phone:
     from devices.android.shell import Phone
 
     return Phone("adb:", ServerAddress("127.0.0.1", server.port))
+
+
+@pytest.fixture
+def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a phone's battery."""
+    monkeypatch.setattr("devices.android.battery.CALIBRATION_S", 0.5)
