@@ -19,6 +19,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    print_verdicts,
 )
 from results.printable import printable
 
@@ -133,25 +134,15 @@ def read_told(folder: Path) -> RunTold:
 
 
 def _print(found: Comparison, show_all: bool) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from results.report.compare_page import COLUMNS, NUMBERS, ORDER, ordered, table_row
 
     console = console_of()
     rows = ordered(found)
     shown = [row for row in rows if show_all or row.verdict in ("worse", "better", "different")]
     whys = {why: i + 1 for i, why in enumerate(dict.fromkeys(table_row(row)[-1] for row in shown))}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", overflow="fold")
-    for title in COLUMNS[:-1]:
-        table.add_column(title, justify="right" if title in NUMBERS else "left", overflow="fold")
-    for row in shown:
-        *cells, why = table_row(row)
-        table.add_row(*(Text(printable(cell)) for cell in (f"{whys[why]}.", *cells)))
     if shown:
-        console.print(table)
+        cells = [(f"{whys[why]}.", *cells) for *cells, why in map(table_row, shown)]
+        print_verdicts(("", *COLUMNS[:-1]), cells, NUMBERS)
     counts = Counter[str](row.verdict for row in rows)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
     refused = dict.fromkeys(f"Refused: {row.reason}" for row in rows if row.verdict == "refused")

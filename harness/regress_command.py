@@ -20,6 +20,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    print_verdicts,
 )
 from results.printable import printable
 
@@ -121,27 +122,17 @@ def allowed(names: Sequence[str]) -> frozenset[What]:
 
 
 def _print(judgement: Judgement, show_all: bool) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from results.report.regress_page import COLUMNS, NUMBERS, VERDICTS, lead, ordered, table_row, why
 
     console = console_of()
     counts = Counter[str](one.verdict for one in judgement.counted)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("", *COLUMNS):
-        is_number = title in NUMBERS
-        table.add_column(title, justify="right" if is_number else "left", overflow="fold", no_wrap=title == "verdict")
     told = [one for one in ordered(judgement) if show_all or one.verdict != "PASS" or one.is_anchor]
     alike = Counter(why(one) for one in told if one.change is None and not one.is_anchor)
     folded = {reason: n for reason, n in alike.items() if n > MOST_ALIKE and not show_all}
     shown = [one for one in told if one.change is not None or one.is_anchor or why(one) not in folded]
     whys = {reason: i + 1 for i, reason in enumerate(dict.fromkeys(map(why, shown)))}
-    for one in shown:
-        table.add_row(*(Text(printable(cell)) for cell in (f"{whys[why(one)]}.", *table_row(one))))
     if shown:
-        console.print(table)
+        print_verdicts(("", *COLUMNS), [(f"{whys[why(one)]}.", *table_row(one)) for one in shown], NUMBERS)
     for reason, number in whys.items():
         console.print(f"{number}. {printable(reason)}", markup=False, highlight=False, soft_wrap=True)
     for reason, n in folded.items():

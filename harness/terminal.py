@@ -6,10 +6,10 @@ import json
 import logging
 import os
 import resource
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -37,6 +37,10 @@ NO_TEMPORARY = "No usable temporary directory found"
 WHOLE_WORD = 20
 """Characters: longer ones (paths) are cut where not all have room."""
 BETWEEN_COLUMNS = 3
+VERDICT = "verdict"
+"""The column that stays whole however narrow the terminal is."""
+NAMES = ("arm", "workload", "device", "figure")
+"""Columns that say what a verdict is of."""
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
 
@@ -69,23 +73,56 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     table = Table(title=Text(printable(title)), box=box.SIMPLE_HEAD, title_justify="left")
     columns = list(rows[0]) if rows else []
     cells = [["" if value is None else printable(str(value)) for value in row.values()] for row in rows]
-    texts = [
-        [" ".join(UNITS.get(word, word) for word in key.split("_")), *own]
-        for key, *own in zip(columns, *cells, strict=True)
-    ]
-    widths = _widths(texts, console.width - BETWEEN_COLUMNS * len(columns) - 1)
-    for key, own, width in zip(columns, texts, widths, strict=True):
-        numeric = all(isinstance(r[key], int | float) for r in rows)
-        table.add_column(own[0], justify="right" if numeric else "left", overflow="fold", width=width)
-    for line in cells:
-        table.add_row(*map(Text, line))
+    titles = [" ".join(UNITS.get(word, word) for word in key.split("_")) for key in columns]
+    numeric = [all(isinstance(row[key], int | float) for row in rows) for key in columns]
+    fill(table, titles, cells, numeric, console.width - BETWEEN_COLUMNS * len(columns) - 1)
     console.print(table)
+
+
+def print_verdicts(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str]) -> None:
+    """A table of many columns, closer together. What a row is of shares one column where words have no room else.
+
+    numbers: titles of columns that stand right.
+    """
+    from rich import box
+    from rich.table import Table
+
+    console = console_of()
+    between = 2 if console.width >= ROOMY_COLUMNS else 1
+    texts = [[title, *map(printable, own)] for title, *own in zip(titles, *rows, strict=True)]
+    room = console.width - between * (len(titles) - 1) - 2
+    if sum(map(_longest_word, texts)) > room:
+        names = [own for own in texts if own[0] in NAMES]
+        first = texts.index(names[0])
+        texts = [own for own in texts if own[0] not in NAMES]
+        texts.insert(first, ["\n".join(lines) for lines in zip(*names, strict=True)])
+        room += between * (len(names) - 1)
+    heads, *cells = zip(*texts, strict=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, between - 1, 0, 0))
+    fill(table, heads, cells, [head in numbers for head in heads], room)
+    console.print(table)
+
+
+def fill(
+    table: Table, titles: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool], room: int
+) -> None:
+    """Columns and rows, so that words are whole where all have room."""
+    from rich.text import Text
+
+    widths = _widths([[title, *own] for title, *own in zip(titles, *rows, strict=True)], room)
+    for title, is_right, width in zip(titles, is_number, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if is_right else "left"
+        # Rich cuts what does not wrap in a column of a given width.
+        stays_whole = title == VERDICT and width is None
+        table.add_column(title, justify=justify, overflow="fold", width=width, no_wrap=stays_whole)
+    for row in rows:
+        table.add_row(*map(Text, row))
 
 
 def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int | None]:
     """Of columns with these texts, so that words are whole; None where these have no room, or all need no more."""
     whole = [max(map(len, own), default=0) for own in texts]
-    words = [max((len(word) for text in own for word in text.split()), default=0) for own in texts]
+    words = [_longest_word(own) for own in texts]
     if sum(words) > room:
         words = [min(WHOLE_WORD, word) for word in words]
     if sum(whole) <= room or sum(words) > room:
@@ -95,6 +132,10 @@ def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int | None]:
         return [max(word, min(line, most)) for word, line in zip(words, whole, strict=True)]
 
     return list(widths(max(most for most in range(room + 1) if sum(widths(most)) <= room)))
+
+
+def _longest_word(texts: Sequence[str]) -> int:
+    return max((len(word) for text in texts for word in text.split()), default=0)
 
 
 def table_of_arms(title: str, console: Console) -> Table:

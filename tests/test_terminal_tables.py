@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.terminal import print_rows
+from harness.terminal import print_rows, print_verdicts
 
 ROWS = [
     {
@@ -48,3 +48,46 @@ def test_units_are_written_as_people_do(monkeypatch: pytest.MonkeyPatch, capsys:
     print_rows([{"duration_s": 3.0, "energy_j": 24.2, "average_power_w": 8.1}], False, "recorded")
     head = capsys.readouterr().out.splitlines()[2]
     assert head.split("  ")[1:] == ["duration s", " energy J", " average power W", ""]
+
+
+VERDICTS = [
+    ("1.", "REGRESSION", "dropless", "ruler_niah_single_2", "host", "TTFT", "6.914 ms", "8.321 ms", "[+18.9 %, +21 %]"),
+    (
+        "2.",
+        "anchor: PASS",
+        "npumoe-tg (align=8)",
+        "hellaswag",
+        "host",
+        "energy, decode, modelled",
+        "0.13 J",
+        "0.14 J",
+        "[0]",
+    ),
+]
+TITLES = ("", "verdict", "arm", "workload", "device", "figure", "baseline", "now", "95 %")
+
+
+@pytest.mark.parametrize("columns", range(70, 200, 3))
+def test_words_of_verdicts_are_whole(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On 120 columns "ruler_niah" stood over "_single_2"."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_verdicts(TITLES, VERDICTS, {"baseline", "now", "95 %"})
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= columns
+    assert sorted(told.replace("─", "").split()) == sorted(
+        " ".join(" ".join(row) for row in (TITLES, *VERDICTS)).split()
+    )
+
+
+@pytest.mark.parametrize("columns", range(40, 70))
+def test_a_verdict_is_whole_and_nothing_is_lost_where_words_have_no_room(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_verdicts(TITLES, VERDICTS, {"baseline", "now", "95 %"})
+    told = capsys.readouterr().out
+    assert "REGRESSION" in told
+    expected = "".join("".join(row) for row in (TITLES, *VERDICTS)).replace(" ", "")
+    assert sorted("".join(told.split()).replace("─", "")) == sorted(expected)
