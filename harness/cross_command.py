@@ -156,6 +156,7 @@ def _asked(
     from engines.techniques.presets import PRESETS
     from harness.cross.table import Question
     from harness.problems import nearest
+    from harness.sheets import unknown_sheet
 
     shape, source, forms = None, None, None
     problems = list(_beyond(prompt, decode, chunk, recall, jobs))
@@ -181,6 +182,9 @@ def _asked(
     except EngineError as error:
         problems.append(f"--routing: {error}")
     for name in dict.fromkeys(machine or available_sheets()):
+        if (told := unknown_sheet(name)) is not None:
+            problems.append(f"--machine: sheet {name}: {told}")
+            continue
         try:
             sheet = load_sheet(Path(name) if name.endswith(".toml") else name)
         except SheetError as error:

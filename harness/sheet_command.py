@@ -40,12 +40,15 @@ def sheets(
 ) -> None:
     """List hardware sheets, show the figures of one, or write a copy to start from."""
     from devices.models.sheet import SheetError, available_sheets, load_sheet
+    from harness.sheets import unknown_sheet
 
     if which is None:
         if out is not None:
             fail(f"--out {out}: which sheet? name one of {', '.join(available_sheets())}", EXIT_BAD_PLAN)
         print_rows([_about(load_sheet(name)) for name in available_sheets()], as_json, "Hardware sheets")
         return
+    if (told := unknown_sheet(which)) is not None:
+        fail(f"sheet {which}: {told}", EXIT_BAD_PLAN)
     ref: SheetRef = which if which in available_sheets() else Path(which)
     try:
         sheet = load_sheet(which if not which.endswith(".toml") else ref)

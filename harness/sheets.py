@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from devices.base import DeviceError
-from devices.models.sheet import Sheet, available_sheets, load_sheet, parse_sheet, sheet_sha256
+from devices.models.sheet import OF_A_USER, Sheet, available_sheets, load_sheet, parse_sheet, sheet_sha256
 from harness.device_specs import ModelledSpec
 from harness.inputs import sheet_input
+from harness.problems import nearest
 from results.records import MODEL_PREFIX
 from results.runs import HARDWARE_SHEET, SHA256, Input, OwnSheet, RunData
 from results.store import StoreError
@@ -26,6 +27,13 @@ def sheet_purposes(plan: Plan) -> Iterator[tuple[str, str]]:
     for label, device in {c.cell.device: c.device for c in plan.cells}.items():
         if isinstance(device, ModelledSpec) and (only_for := load_sheet(device.sheet_ref).only_for) is not None:
             yield label, only_for
+
+
+def unknown_sheet(name: str) -> str | None:
+    """What is wrong with a name that is no sheet of ours and no file, with the remedy."""
+    if name.endswith(".toml") or name in available_sheets():
+        return None
+    return f"no hardware sheet has this name; {nearest(name, available_sheets())}; {OF_A_USER}"
 
 
 def own_sheets(plan: Plan, inputs: Sequence[Input]) -> dict[str, OwnSheet]:

@@ -60,6 +60,12 @@ def test_every_wrong_word_is_told_at_once() -> None:
     assert "dropless" in lines[3]
 
 
+def test_a_machine_that_is_nearly_named_is_told_which_was_meant() -> None:
+    result = CliRunner().invoke(app, ["cross", "--machine", "m2ultra"])
+    assert result.exit_code == 2
+    assert "no hardware sheet has this name; did you mean m2-ultra?" in result.output
+
+
 def test_every_number_that_is_none_is_told_at_once() -> None:
     asked = ["--prompt", "-1", "--decode", "0", "--chunk", "0", "--recall", "nan", "--jobs", "257", "--machine", "moon"]
     result = CliRunner().invoke(app, ["cross", *asked])

@@ -435,3 +435,4 @@ def test_sheets_are_listed_shown_and_written_out(tmp_path: Path) -> None:
         told = joulebench("sheets", name).stderr
         assert "no hardware sheet has this name" in told
         assert "a sheet of your own is a file, and its name ends in .toml" in told
+    assert "did you mean a100?" in joulebench("sheets", "a1000").stderr
