@@ -63,7 +63,7 @@ def test_long_compilation_is_told_while_it_lasts_and_a_short_one_is_not(
                 break
             time.sleep(0.01)
     (said,) = (record.message for record in caplog.records)
-    assert said == "compiling the kernels with /usr/bin/c++: ten to twenty seconds, once for this machine and version"
+    assert said == "compiling the kernels with /usr/bin/c++: about ten seconds, once for this machine and version"
     caplog.clear()
     monkeypatch.setattr(library, "NOTICED_S", 0.2)
     with library.told_when_long(Compiler(("/usr/bin/c++",))):

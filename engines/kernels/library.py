@@ -88,7 +88,7 @@ def _built(folder: Path, compiler: Compiler, failures: list[str]) -> Loaded | No
 @contextlib.contextmanager
 def told_when_long(compiler: Compiler) -> Iterator[None]:
     """One line, once somebody must wonder what is going on."""
-    words = "compiling the kernels with %s: ten to twenty seconds, once for this machine and version"
+    words = "compiling the kernels with %s: about ten seconds, once for this machine and version"
     told = threading.Timer(NOTICED_S, logger.info, (words, compiler))
     told.daemon = True
     told.start()
