@@ -65,6 +65,7 @@ from harness.technique_problems import (
     tier_warning,
     unread_problems,
 )
+from harness.unheeded import unheeded_of_engine, unheeded_of_protocol
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from results.records import NO_MODEL
@@ -95,6 +96,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
             problems += [f"model.source: {problem}" for problem in lines_of(error)]
     devices = list(dict.fromkeys(device.spec for device in named.devices))
     engines, others = own_engines(named.engines), external_engines(named.engines)
+    warnings += unheeded_of_protocol(draft.plan.protocol, devices)
     for device in devices:
         problems += _device_problems(device, others, _runs_unread(draft, others))
     for other in others:
@@ -115,7 +117,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
             problems += _problems_with_model(engine, found, run_parts)
             problems += size_problems(engine, named.devices, found)
             problems += kept_problems(engine, named.devices, found)
-            warnings += [padding_warning(engine, found), tier_warning(engine, found)]
+            warnings += [padding_warning(engine, found), tier_warning(engine, found), unheeded_of_engine(engine, found)]
             warnings += room_warnings(engine, named.devices, found)
             for model in computed:
                 if model.source == found.source:

@@ -1,0 +1,37 @@
+"""Keys of a plan that are valid and change nothing in it. Told, for whoever wrote one waits for what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from engines.model.checkpoints import CheckpointFacts
+from engines.model.rope_config import LongScaling
+from engines.techniques.idle import changed
+from harness.device_specs import DeviceSpec
+from harness.matrix import Part
+from harness.schema import EnduranceSpec, EngineSpec, TrialProtocol
+
+OF_PHONES = ("max_temperature_c", "min_charge_percent", "gate_wait_s")
+
+
+def unheeded_of_protocol(protocol: TrialProtocol, devices: Sequence[DeviceSpec]) -> Iterator[str]:
+    given = changed(protocol)
+
+    def told(key: str, why: str) -> str:
+        return f"protocol.{key} = {getattr(protocol, key)} changes nothing: {why}; remove it"
+
+    if "repeats" in given and protocol.stop is not None:
+        yield told("repeats", "stop decides how often a window is taken")
+    if "seed" in given and protocol.order != "shuffled":
+        yield told("seed", f'it is of order = "shuffled", and the order is "{protocol.order}"')
+    if devices and not any(device.is_phone for device in devices):
+        for key in OF_PHONES:
+            # A series that ends at a level of the battery begins above it, on a laptop too.
+            if key in given and not (key == "min_charge_percent" and isinstance(protocol.stop, EnduranceSpec)):
+                yield told(key, "it is of a phone's battery, and no device of the plan is a phone")
+
+
+def unheeded_of_engine(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
+    if engine.spec.long_rope == "at_once" or isinstance(facts.config.rope.scaling, LongScaling):
+        return None
+    return f"engine {engine.label}: long_rope changes nothing: {facts.source} has no LongRoPE; remove it"
