@@ -15,7 +15,7 @@ import pytest
 from harness.fleet.messages import Answer, Description, MessageError, PlanSent, Task, packed, unpacked
 from harness.fleet.state import read_state
 from results.store import Store
-from tests.command import EXECUTABLE, environment, joulebench
+from tests.command import EXECUTABLE, environment, joulebench, names_of_modules
 from tests.eventually import PATIENCE_S, eventually
 from tests.free_ports import free_port
 from tests.plans import FAST, HOST, M2_ULTRA, Raw, raw_plan, two_device_plan, write_plan
@@ -31,7 +31,7 @@ def free_address() -> str:
 
 
 @contextmanager
-def workers(address: str, log: Path, *devices: str) -> Iterator[subprocess.Popen[str]]:
+def workers(address: str, log: Path, *devices: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     with log.open("w") as output:
         process = subprocess.Popen(
             [str(EXECUTABLE), "fleet", "join", address, *devices],
@@ -39,6 +39,7 @@ def workers(address: str, log: Path, *devices: str) -> Iterator[subprocess.Popen
             stderr=subprocess.STDOUT,
             text=True,
             env=environment(),
+            cwd=cwd,
         )
         try:
             yield process
@@ -63,8 +64,9 @@ def test_a_fleet_takes_no_plan_of_endurance(tmp_path: Path) -> None:
 
 def test_a_fleet_gives_the_trials_of_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
     plan, run, address = write_plan(tmp_path / "plan.toml", small_plan()), tmp_path / "run", free_address()
-    with workers(address, tmp_path / "join", *DEVICES) as joined:
-        ended = joulebench("fleet", "start", str(plan), "--out", str(run), "--listen", address)
+    folder = names_of_modules(tmp_path)
+    with workers(address, tmp_path / "join", *DEVICES, cwd=folder) as joined:
+        ended = joulebench("fleet", "start", str(plan), "--out", str(run), "--listen", address, cwd=folder)
         assert ended.code == 0, ended.stderr + ended.stdout
         assert joined.wait(PATIENCE_S) == 0, (tmp_path / "join").read_text()
     assert "open to this machine only. Dask carries Python pickles" in ended.stdout

@@ -6,6 +6,7 @@ before it, and no worker can be dead when the run ends. A slow machine only take
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -53,6 +54,7 @@ class KilledFleet:
         self._environment = environment() | {
             "ANDROID_ADB_SERVER_PORT": str(server.port),
             "JOULEBENCH_STATE": str(folder / "state"),
+            "PYTHONPATH": os.getcwd(),
         }
         self._port = free_port()
         self._address = f"127.0.0.1:{self._port}"

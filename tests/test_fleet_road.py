@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.fleet import road
+from harness.fleet.dask_worker import WorkerAsked
 from harness.fleet.security import Address
+from results.own_python import own_module
+from tests.eventually import eventually
 
 
 @pytest.mark.waits
@@ -60,3 +66,49 @@ def test_a_scheduler_that_is_killed_before_it_listens_is_started_again(monkeypat
         assert way.devices() == {}
     finally:
         way.close(is_over=True)
+
+
+@contextmanager
+def worker(address: Address, device: str, folder: Path) -> Iterator[None]:
+    asked = WorkerAsked(address=str(address), device=device, wait_s=60, folder=str(folder))
+    command = [*own_module("tests.held_worker"), asked.model_dump_json()]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    try:
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.waits
+def test_an_answer_that_takes_long_is_no_lost_one_and_holds_no_other_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After 10 s, of a trace of an hour over a slow network, it was lost, and so its trial failed after the third; and
+    until then nobody else's answer was looked at."""
+    monkeypatch.setattr(road, "ANSWERS_WITHIN_S", 2.0)
+    monkeypatch.setattr(road, "SAY_EVERY_S", 0.1)
+    way = road.DaskRoad(Address("127.0.0.1", 0), None)
+    way.open()
+    seen: list[road.Event] = []
+
+    def has_come(*events: road.Event) -> bool:
+        seen.extend(way.events(0.1))
+        return all(event in seen for event in events)
+
+    try:
+        with worker(way.address, "slow", tmp_path), worker(way.address, "other", tmp_path):
+            assert eventually(lambda: way.devices() == {"slow": 1, "other": 1})
+            way.send("a", "slow", str(tmp_path / "sent").encode())
+            assert eventually(lambda: has_come(road.Said("a", road.FETCHING)))
+            for i in range(3):
+                way.send(f"b{i}", "other", b"")
+                assert eventually(lambda i=i: has_come(road.Came(f"b{i}", b"answer")))
+            n_said = seen.count(road.Said("a", road.FETCHING))
+            assert eventually(lambda: has_come() and seen.count(road.Said("a", road.FETCHING)) > n_said + 30)
+            (tmp_path / "sent").touch()
+            assert eventually(lambda: has_come(road.Came("a", b"answer")))
+    finally:
+        way.close(is_over=True)
+    assert not [event for event in seen if isinstance(event, road.Lost | road.Down)]
+    assert way.events(0.0) == []

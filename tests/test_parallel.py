@@ -20,6 +20,7 @@ from engines.reference import ReferenceEngine
 from engines.sizes import own_sizes
 from engines.techniques.context import BuildContext
 from engines.techniques.presets import DroplessParameters, dropless
+from tests.command import names_of_modules
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
 from tests.kernel_forms import needs_bf16
@@ -65,7 +66,8 @@ FAMILIES = [
         for i, c in enumerate(FAMILIES)
     ],
 )  # fmt: skip
-def test_several_processes_equal_one(case: Case, tmp_path: Path) -> None:
+def test_several_processes_equal_one(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(names_of_modules(tmp_path))
     write_family(tmp_path, CASES[case.family])
     expected = logits(Transformer(load_checkpoint(str(tmp_path), torch.float32)), dropless())
     running = Running(RanksAsked(inspect_checkpoint(str(tmp_path)), case.technique, case.n_ranks, threads=1))

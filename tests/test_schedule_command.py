@@ -21,7 +21,7 @@ from harness.schedule.units import units
 from harness.schedule.world import RealWorld, environment_of
 from results.database import DATABASE
 from results.store import Store
-from tests.command import EXECUTABLE, environment, joulebench
+from tests.command import EXECUTABLE, environment, joulebench, names_of_modules
 from tests.plans import FAST, SHAREGPT, raw_plan, write_plan
 
 HOSTILE = 'night\'; touch owned; $(touch owned) "x" %n'
@@ -57,7 +57,7 @@ def trials_in(folder: Path) -> list[str]:
 
 
 def test_a_plan_runs_once_when_it_is_due_and_never_twice(tmp_path: Path) -> None:
-    plan(tmp_path)
+    plan(names_of_modules(tmp_path))
     code, said, _ = add(tmp_path, "--quiet", "00-00:01")
     assert code == 0
     assert "no run starts from 00:00 to 00:01 (UTC); one that goes on then is left alone" in said
@@ -356,7 +356,7 @@ def test_launchd_gets_a_list_of_words(tmp_path: Path) -> None:
     found = units("launchd", 20, tmp_path / ODD, {"HOME": str(tmp_path), "PATH": "/usr/bin"})
     [unit] = found.files
     read = plistlib.loads(unit.text.encode())
-    assert read["ProgramArguments"] == [sys.executable, "-m", "joulebench", "schedule", "run-due"]
+    assert read["ProgramArguments"] == [sys.executable, "-P", "-m", "joulebench", "schedule", "run-due"]
     assert read["EnvironmentVariables"] == {"JOULEBENCH_STATE": str(tmp_path / ODD), "PATH": "/usr/bin"}
     assert read["StartInterval"] == 1200
     assert read["ProcessType"] == "Interactive"
@@ -377,7 +377,7 @@ def test_cron_gives_the_shell_what_was_meant(tmp_path: Path, monkeypatch: pytest
     assert "%" not in line.replace("\\%", "")
     subprocess.run(["/bin/sh", "-c", command], check=True)
     assert (program.parent / "python.said").read_text().splitlines() == [
-        str(tmp_path / "st%ate"), "-m", "joulebench", "schedule", "run-due"
+        str(tmp_path / "st%ate"), "-P", "-m", "joulebench", "schedule", "run-due"
     ]  # fmt: skip
 
 

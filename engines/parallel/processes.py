@@ -22,6 +22,7 @@ from engines.parallel.settings import RankSettings
 from engines.parallel.torchrun import GONE, Guest, Meeting
 from engines.parallel.worker import PEER_LOST, PHASES
 from engines.techniques.context import ChunkPhase
+from results.own_python import own_module
 from results.scratch import ScratchFolder
 
 END_S = 5.0
@@ -78,7 +79,7 @@ class Workers:
         ours, theirs = socket.socketpair()
         log = self._folder / f"rank{rank}.log"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "engines.parallel.worker", str(theirs.fileno())]
+        command = [*own_module("engines.parallel.worker"), str(theirs.fileno())]
         with theirs, log.open("wb") as errors:
             self.processes.append(
                 subprocess.Popen(

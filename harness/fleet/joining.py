@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.fleet.dask_worker import EXIT_NO_COORDINATOR, WorkerAsked
+from results.own_python import own_module
 from results.scratch import ScratchFolder
 
 AGAIN_AFTER_S = (0.2, 1.0, 5.0, 15.0)
@@ -61,7 +61,7 @@ def _tend(worker: _Worker, say: Callable[[str], None], module: str) -> None:
         if now_s >= worker.start_at_s:
             worker.scratch = ScratchFolder("fleet")
             asked = worker.asked.model_copy(update={"folder": str(worker.scratch.path)})
-            command = [sys.executable, "-m", module, asked.model_dump_json()]
+            command = [*own_module(module), asked.model_dump_json()]
             worker.process, worker.started_s = subprocess.Popen(command, stdin=subprocess.PIPE), now_s
         return
     code = worker.process.poll()

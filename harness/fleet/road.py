@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import queue
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from harness.fleet.dask_scheduler import READY, SchedulerAsked
 from harness.fleet.dask_settings import SERIAL, TOPIC, device_of, resource_of, settle_dask
 from harness.fleet.security import Address, Tls, security_of
+from harness.fleet.worker_side import SAY_EVERY_S
+from results.own_python import own_module
 
 if TYPE_CHECKING:
     from distributed.client import Client, Future
@@ -26,6 +28,9 @@ TRY_EVERY_S = 0.5
 ENDS_WITHIN_S = 1.0
 """Once it has nothing more to say."""
 ANSWERS_WITHIN_S = 10.0
+FETCHED_WITHIN_S = 3600.0
+"""An answer of hours of traces has 100 MB. A worker that goes meanwhile ends it at once."""
+FETCHING = "sends its answer"
 STATE_KEY = "joulebench"
 
 
@@ -93,6 +98,8 @@ class DaskRoad:
         self._client: Client | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._futures: dict[str, Future] = {}
+        self._fetching: dict[str, float] = {}
+        """When something was last said of an answer that is on its way."""
         self._devices: dict[str, int] = {}
         self._looked_s = float("-inf")
         self.n_schedulers = 0
@@ -133,7 +140,7 @@ class DaskRoad:
     def _start_scheduler(self) -> None:
         """Raises `FleetError`."""
         asked = SchedulerAsked(host=self._address.host, port=self._address.port, tls=self._tls)
-        command = [sys.executable, "-m", "harness.fleet.dask_scheduler", asked.model_dump_json()]
+        command = [*own_module("harness.fleet.dask_scheduler"), asked.model_dump_json()]
         started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert started.stdout is not None
         said = started.stdout.readline().strip()
@@ -197,6 +204,7 @@ class DaskRoad:
         code = self._scheduler.poll()
         reason = "the connection to the scheduler broke" if code is None else f"the scheduler ended (code {code})"
         self._futures.clear()
+        self._fetching.clear()
         self._close_client()
         self._reach(STARTS_WITHIN_S)
         self._events.put(Down(reason))
@@ -216,12 +224,10 @@ class DaskRoad:
         future.add_done_callback(lambda done: self._done(key, done))
 
     def _done(self, key: str, future: Future) -> None:
-        """Called by a thread of Dask's."""
+        """Called by the one thread of Dask's that is there for this."""
         if future.status == "finished":
-            try:
-                self._events.put(Came(key, future.result(timeout=ANSWERS_WITHIN_S)))
-            except Exception as error:  # noqa: BLE001 - whatever Dask raises when the result's worker has just gone
-                self._events.put(Lost(key, f"its answer was lost ({type(error).__name__})", True))
+            self._fetching[key] = time.monotonic()
+            Thread(target=self._fetch, args=(key, future), name=f"fetches {key}", daemon=True).start()
             return
         if future.status == "error":
             raised = future.exception(timeout=ANSWERS_WITHIN_S)
@@ -235,19 +241,35 @@ class DaskRoad:
             return
         self._events.put(Lost(key, "the scheduler was lost", False))
 
+    def _fetch(self, key: str, future: Future) -> None:
+        try:
+            self._events.put(Came(key, future.result(timeout=FETCHED_WITHIN_S)))
+        except Exception as error:  # noqa: BLE001 - whatever Dask raises when the result's worker has just gone
+            self._events.put(Lost(key, f"its answer was lost ({type(error).__name__})", True))
+
+    def _on_their_way(self) -> Iterator[Said]:
+        """A worker whose answer takes minutes says nothing itself, and is not lost."""
+        now_s = time.monotonic()
+        for key, said_s in list(self._fetching.items()):
+            if now_s - said_s >= SAY_EVERY_S:
+                self._fetching[key] = now_s
+                yield Said(key, FETCHING)
+
     def forget(self, key: str) -> None:
         future = self._futures.pop(key, None)
         if future is not None:
             future.release()
 
     def events(self, timeout_s: float) -> Sequence[Event]:
-        found: list[Event] = []
-        try:
+        found: list[Event] = [*self._on_their_way()]
+        with suppress(queue.Empty):
             found.append(self._events.get(timeout=timeout_s))
             while True:
                 found.append(self._events.get_nowait())
-        except queue.Empty:
-            return found
+        for event in found:
+            if isinstance(event, Came | Lost):
+                self._fetching.pop(event.key, None)
+        return found
 
     def publish(self, text: str) -> None:
         """For `fleet status ADDRESS`; where nobody can be told now, the next one is."""

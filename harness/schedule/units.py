@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from results.home import home_folder
+from results.own_python import own_module
 
 System = Literal["systemd", "launchd", "cron"]
 SYSTEMS: tuple[System, ...] = ("systemd", "launchd", "cron")
@@ -58,7 +59,7 @@ def units(system: System, every_min: int, state: Path, environment: Mapping[str,
     home = home_folder(environment)
     if home is None:
         raise UnitError("this user has no home folder, where such files belong; set HOME")
-    command = (sys.executable, "-m", "joulebench", "schedule", "run-due")
+    command = (*own_module("joulebench"), "schedule", "run-due")
     carried = {"JOULEBENCH_STATE": str(state), "PATH": environment.get("PATH", os.defpath)}
     for text in (*command, *carried.values(), str(home)):
         if any(not character.isprintable() for character in text):

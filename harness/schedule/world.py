@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +24,7 @@ from harness.sweep import PathError, set_value
 from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN
 from harness.variables import is_carried
 from results.database import DATABASE, StoreError
+from results.own_python import own_module
 from results.records import MODEL_PREFIX
 from results.run_folders import check_free_space
 
@@ -164,7 +164,7 @@ def environment_of(entry: Entry) -> dict[str, str]:
 
 def command_of(entry: Entry, folder: Path, resume: bool) -> list[str]:
     return [
-        sys.executable, "-m", "joulebench", "run", entry.plan, f"--out={folder}",
+        *own_module("joulebench"), "run", entry.plan, f"--out={folder}",
         *(["--resume"] if resume else []),
         *(f"--set={setting}" for setting in entry.settings),
         *(f"--device={name}" for name in entry.devices),
