@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import socket
@@ -11,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from harness.fleet.messages import Answer, Description, MessageError, PlanSent, Task, packed, unpacked
+from harness.fleet.messages import Answer, Description, MessageError, PlanSent, Task, packed, sealed, unpacked
 from harness.fleet.state import read_state
 from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench, names_of_modules
@@ -139,34 +142,58 @@ def test_a_folder_or_an_address_that_is_taken_is_told_before_anybody_is_waited_f
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 PLAN = PlanSent(raw={"name": "x"}, plan_hash="ab", folder="/", data_root=None, max_cells=3)
+TRACES = {"window": [power_trace(1.0, 5.0, "rapl")]}
 
 
 def test_messages_come_back_with_their_traces() -> None:
     task = Task(kind="trial", joulebench="1", plan=PLAN, device="host", lease_id="a-1", cell_id="c", repeat=2)
     assert unpacked(Task, packed(task)) == (task, {})
     answer = Answer(lease_id="a-1", process_id="p", trial=trial())
-    given = {"window": [power_trace(1.0, 5.0, "rapl")]}
-    back, traces = unpacked(Answer, packed(answer, given))
+    back, traces = unpacked(Answer, packed(answer, TRACES))
     assert back == answer
     [[own]] = traces.values()
-    assert (own.meter, own.values.tolist()) == ("rapl", given["window"][0].values.tolist())
+    assert (own.meter, own.values.tolist()) == ("rapl", TRACES["window"][0].values.tolist())
+
+
+DESCRIPTION = Description(process_id="p", host="h").model_dump_json().encode()
+
+
+def with_digest(whole: bytes) -> bytes:
+    return hashlib.sha256(whole).digest() + whole
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("text", "a message is bytes, and this is str"),
-        (b"short", "has more than 8"),
-        ((99).to_bytes(8, "big") + b"{}", "ends after 10 bytes, and says that it has 107"),
-        ((2).to_bytes(8, "big") + b"{}", "process_id: Field required"),
-        ((9).to_bytes(8, "big") + b"not JSON!", "Invalid JSON"),
-        (packed(Description(process_id="p", host="h")) + b"PAR1", "the file of its traces is damaged"),
-        (
-            packed(Description(process_id="p", host="h")).replace(b'"host":', b'"evil":'),
-            "host: Field required",
-        ),
+        (b"short", "has more than 40"),
+        (with_digest((99).to_bytes(8, "big") + b"{}"), "ends after 42 bytes, and says that it has 139"),
+        (sealed(b"{}"), "process_id: Field required"),
+        (sealed(b"not JSON!"), "Invalid JSON"),
+        (sealed(DESCRIPTION, b"PAR1"), "the file of its traces is damaged"),
+        (sealed(DESCRIPTION.replace(b'"host":', b'"evil":')), "host: Field required"),
     ],
 )
 def test_what_is_no_message_is_refused(content: object, words: str) -> None:
     with pytest.raises(MessageError, match=words):
         unpacked(Description, content)
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_no_bit_of_a_message_can_be_changed_unseen(data: st.DataObject) -> None:
+    """A digit of a figure that a proxy changed on its way was kept as measured."""
+    content = bytearray(packed(Answer(lease_id="a-1", process_id="p", trial=trial()), TRACES))
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(MessageError):
+        unpacked(Answer, bytes(content))
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_no_message_is_cut_or_joined_unseen(data: st.DataObject) -> None:
+    content = packed(Answer(lease_id="a-1", process_id="p", trial=trial()), TRACES)
+    for damaged in (content[: data.draw(st.integers(0, len(content) - 1))], content + content):
+        with pytest.raises(MessageError):
+            unpacked(Answer, damaged)

@@ -1,5 +1,6 @@
 """What a coordinator and its workers say to each other: JSON, with traces as the Parquet file of a trial behind it.
 
+    32 bytes  SHA-256 of all that follows: what carries it may have damaged it
     8 bytes   length of the JSON, big-endian
     JSON      a `Task` on the way to a worker, a `Description` or an `Answer` on the way back
     Parquet   of an answer with traces (`results.trace_files`)
@@ -9,6 +10,7 @@ Both sides parse it into records that refuse unknown fields. No pickle is in it;
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -22,7 +24,8 @@ from results.self_tests import SelfTest
 from results.trace_files import TraceFileError, parts_of, trace_file_of
 from results.trials import Trial
 
-LENGTH_BYTES = 8
+DIGEST_BYTES = 32
+HEAD_BYTES = DIGEST_BYTES + 8
 MOST_BYTES = 1 << 30
 """Of one message. Hours of traces at 1 kHz are a tenth of it."""
 
@@ -99,20 +102,28 @@ def packed(message: Record, traces: Mapping[str, Sequence[PowerTrace]] | None = 
     """One message."""
     header = message.model_dump_json().encode()
     tail = bytes(trace_file_of(traces)) if traces and any(traces.values()) else b""
-    return len(header).to_bytes(LENGTH_BYTES, "big") + header + tail
+    return sealed(header, tail)
+
+
+def sealed(header: bytes, tail: bytes = b"") -> bytes:
+    """The bytes of a message. header: its JSON."""
+    whole = len(header).to_bytes(HEAD_BYTES - DIGEST_BYTES, "big") + header + tail
+    return hashlib.sha256(whole).digest() + whole
 
 
 def unpacked(kind: type[Message], content: object) -> tuple[Message, dict[str, tuple[PowerTrace, ...]]]:
     """A message and the traces behind it. Raises `MessageError`."""
     if not isinstance(content, bytes):
         raise MessageError(f"a message is bytes, and this is {type(content).__name__}")
-    if not LENGTH_BYTES < len(content) <= MOST_BYTES:
-        raise MessageError(f"a message has more than {LENGTH_BYTES} and at most {MOST_BYTES} bytes: {len(content)}")
-    end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "big")
+    if not HEAD_BYTES < len(content) <= MOST_BYTES:
+        raise MessageError(f"a message has more than {HEAD_BYTES} and at most {MOST_BYTES} bytes: {len(content)}")
+    if hashlib.sha256(memoryview(content)[DIGEST_BYTES:]).digest() != content[:DIGEST_BYTES]:
+        raise MessageError("the message is not what was sent; the network damages it, or another joulebench sent it")
+    end = HEAD_BYTES + int.from_bytes(content[DIGEST_BYTES:HEAD_BYTES], "big")
     if end > len(content):
         raise MessageError(f"the message ends after {len(content)} bytes, and says that it has {end}")
     try:
-        message = kind.model_validate_json(content[LENGTH_BYTES:end])
+        message = kind.model_validate_json(content[HEAD_BYTES:end])
         return message, parts_of(content[end:], "the file of its traces") if end < len(content) else {}
     except ValidationError as error:
         first = error.errors()[0]

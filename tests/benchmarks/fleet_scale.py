@@ -27,7 +27,7 @@ from typing import Any
 
 from harness.fleet.coordinator import Coordinator
 from harness.fleet.members import Members
-from harness.fleet.messages import LENGTH_BYTES, Answer, Description, PlanSent, Task, packed
+from harness.fleet.messages import HEAD_BYTES, Answer, Description, PlanSent, Task, packed, sealed
 from harness.fleet.queue import Finished, Item, Lease, TrialQueue
 from harness.fleet.road import Came, Event, Lost, Said
 from harness.fleet.worker_side import SAY_EVERY_S
@@ -126,7 +126,7 @@ class SleepingDevices:
 
     def send(self, key: str, device: str, content: bytes) -> None:
         began_s = time.perf_counter()
-        task = json.loads(content[LENGTH_BYTES:])
+        task = json.loads(content[HEAD_BYTES:])
         if task["kind"] == "describe":
             self._at(
                 self.now_s,
@@ -142,7 +142,7 @@ class SleepingDevices:
         elif luck > LOST + SILENT:
             late_s = LATE_S if luck < LOST + SILENT + LATE else 0.0
             text = self._answer.replace("LEASE_ID", key).replace("CELL_ID", task["cell_id"]).encode()
-            self._at(end_s + late_s, Came(key, len(text).to_bytes(LENGTH_BYTES, "big") + text))
+            self._at(end_s + late_s, Came(key, sealed(text)))
             for k in range(int(lasts_s / SAY_EVERY_S)):
                 self._at(self.now_s + k * SAY_EVERY_S, Said(key, "measures"))
         self.busy_s += time.perf_counter() - began_s
