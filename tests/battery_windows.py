@@ -14,6 +14,7 @@ from results.records import EnergyReading, PowerTrace
 
 CLOCK = MonotonicClock()
 INTERVAL_S = 0.05
+WATTS = 2.0
 
 
 @contextmanager
@@ -24,10 +25,6 @@ def opened(phone: Phone, reconnect_s: float = 0.0) -> Iterator[BatteryMeter]:
         yield meter
     finally:
         meter.close()
-
-
-def steady(at_s: float) -> float:
-    return 2.0
 
 
 def energy(traces: Sequence[PowerTrace], start_s: float, end_s: float) -> EnergyReading:

@@ -19,7 +19,7 @@ from devices.android.gauge_loop import GaugeLog, GaugeLoop, loop_script, on_host
 from devices.android.raw_gauge import energy_of, raw_traces
 from devices.android.shell import Phone
 from devices.base import Channel, DeviceError, MeterUnavailableError
-from tests.battery_windows import CLOCK, energy, opened, steady, window
+from tests.battery_windows import CLOCK, WATTS, energy, opened, window
 from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.waveforms import StepPower
@@ -36,7 +36,7 @@ TRUTH_S = 1e-3
 def test_samples_come_every_50_ms_with_the_phones_own_stamps(fake: FakePhone, phone: Phone) -> None:
     """What the loop sleeps is drawn by the shell, whose draws begin with a seed here. Load lengthens periods alone."""
     n_drawn = 40
-    with FakeBattery(fake, steady):
+    with FakeBattery(fake, WATTS):
         script = loop_script('c=1; v=2; [ -n "$t" ] && echo $t >>asked', 0.05)
         loop = GaugeLoop(phone, f"RANDOM=1\n{script}", CLOCK)
         loop.start()
@@ -133,7 +133,7 @@ def test_bursts_go_on_in_a_long_window(phone: Phone, monkeypatch: pytest.MonkeyP
 def test_constant_power_gives_its_joules_in_every_sign_and_unit(
     fake: FakePhone, phone: Phone, sign: int, per_ampere: float
 ) -> None:
-    with FakeBattery(fake, steady, sign=sign, per_ampere=per_ampere), opened(phone) as meter:
+    with FakeBattery(fake, WATTS, sign=sign, per_ampere=per_ampere), opened(phone) as meter:
         [trace], reading = window(meter, 1.5)
     assert reading.energy_j == pytest.approx(2.0 * reading.duration_s, rel=0.01)
     assert reading.method == "battery gauge"
@@ -145,14 +145,10 @@ def test_constant_power_gives_its_joules_in_every_sign_and_unit(
 def test_steps_of_power_are_within_the_stated_uncertainty(fake: FakePhone, phone: Phone) -> None:
     """1 W, and 5 W for two stretches of 0.5 s: the closed form is the sum of rectangles."""
     power = StepPower(np.array([-1e9, 0.6, 1.1, 1.6, 2.1, 1e9]), np.array([1.0, 5.0, 1.0, 5.0, 1.0]))
-    begins_s = [1e8]  # in years, until the window has begun
-
-    def watts(at_s: float) -> float:
-        return float(power.power_w(np.array([at_s - begins_s[0]]))[0])
-
-    with FakeBattery(fake, watts), opened(phone) as meter:
+    with FakeBattery(fake, 1.0) as gauge, opened(phone) as meter:
         meter.start()
-        begins_s[0] = start_s = CLOCK.now_s()
+        start_s = CLOCK.now_s()
+        gauge.follow(power, start_s)
         CLOCK.sleep_until_s(start_s + 2.6)
         end_s = CLOCK.now_s()
         traces = meter.stop()
@@ -164,7 +160,7 @@ def test_steps_of_power_are_within_the_stated_uncertainty(fake: FakePhone, phone
 
 
 def test_the_update_period_is_observed_and_raw_readings_are_kept(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady, update_s=0.15), opened(phone) as meter:
+    with FakeBattery(fake, WATTS, update_s=0.15), opened(phone) as meter:
         [trace], _ = window(meter, 1.5)
         assert trace.update_period_s == pytest.approx(0.15, abs=0.04)
         current, voltage = meter.raw_traces()
@@ -175,7 +171,7 @@ def test_the_update_period_is_observed_and_raw_readings_are_kept(fake: FakePhone
 
 
 def test_repeated_windows_of_one_meter_are_apart(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady), opened(phone) as meter:
+    with FakeBattery(fake, WATTS), opened(phone) as meter:
         [first], _ = window(meter, 0.2)
         [second], _ = window(meter, 0.2)
     assert first.times_s[-1] < second.times_s[0]
@@ -188,7 +184,7 @@ def test_a_denied_sysfs_falls_back_to_the_service(
     fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(battery_module, "SERVICE_PERIOD_S", 0.05)
-    with FakeBattery(fake, steady) as gauge:
+    with FakeBattery(fake, WATTS) as gauge:
         gauge.deny_sysfs()
         fake.answer("dumpsys battery", DISCHARGING.replace("voltage: 4012", "voltage: 4000"))
         with opened(phone) as meter:
@@ -247,8 +243,8 @@ def test_a_phone_that_tells_nothing_is_refused_with_the_remedy(fake: FakePhone, 
 def test_a_current_that_rests_is_still_preferred_to_the_charge_counter_and_the_warning_names_the_phone(
     fake: FakePhone, phone: Phone, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with FakeBattery(fake, steady) as gauge:
-        gauge.stuck_at = -500_000
+    with FakeBattery(fake, WATTS) as gauge:
+        gauge.change(stuck_at=-500_000)
         with opened(phone) as meter:
             assert meter.channels[0].kind == "held"
     [warned] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -259,9 +255,9 @@ def test_a_current_that_rests_is_still_preferred_to_the_charge_counter_and_the_w
 def test_a_node_that_is_no_battery_is_not_taken(fake: FakePhone, phone: Phone) -> None:
     """A charger's node beside it, and a `bms` node that disagrees in sign: the one called battery counts."""
     with (
-        FakeBattery(fake, steady, folder="/sys/class/power_supply/usb"),
-        FakeBattery(fake, lambda at_s: 9.0, sign=1, folder="/sys/class/power_supply/bms"),
-        FakeBattery(fake, steady),
+        FakeBattery(fake, WATTS, folder="/sys/class/power_supply/usb"),
+        FakeBattery(fake, 9.0, sign=1, folder="/sys/class/power_supply/bms"),
+        FakeBattery(fake, WATTS),
         opened(phone) as meter,
     ):
         fake.file("/sys/class/power_supply/usb/type", "USB\n")
@@ -272,9 +268,9 @@ def test_a_node_that_is_no_battery_is_not_taken(fake: FakePhone, phone: Phone) -
 
 def test_a_source_that_stands_still_gives_way_to_one_that_moves(fake: FakePhone, phone: Phone) -> None:
     with (
-        FakeBattery(fake, steady) as stuck,
-        FakeBattery(fake, steady, folder="/sys/class/power_supply/bms"),
+        FakeBattery(fake, WATTS) as stuck,
+        FakeBattery(fake, WATTS, folder="/sys/class/power_supply/bms"),
     ):
-        stuck.stuck_at = -500_000
+        stuck.change(stuck_at=-500_000)
         with opened(phone) as meter:
             assert "bms" in str(meter.channels[0].note)

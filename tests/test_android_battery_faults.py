@@ -12,7 +12,7 @@ from devices.android.battery import BatteryMeter
 from devices.android.server import ServerAddress
 from devices.android.shell import Phone
 from devices.base import DeviceError, TransientDeviceError
-from tests.battery_windows import CLOCK, INTERVAL_S, opened, steady, window
+from tests.battery_windows import CLOCK, INTERVAL_S, WATTS, opened, window
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import FakePhone
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("short_calibration")]
 
 
 def test_a_stuck_current_has_no_energy(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
-        gauge.stuck_at = -500_000
+    with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
+        gauge.change(stuck_at=-500_000)
         time.sleep(0.1)
         _, reading = window(meter, 1.5)
     assert reading.energy_j is None
@@ -30,24 +30,24 @@ def test_a_stuck_current_has_no_energy(fake: FakePhone, phone: Phone) -> None:
 
 
 def test_a_current_that_sticks_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
-        _, reading = window(meter, 1.0, lambda: setattr(gauge, "stuck_at", -500_000), 2.0)
+    with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
+        _, reading = window(meter, 1.0, lambda: gauge.change(stuck_at=-500_000), 2.0)
     assert reading.energy_j is None
     assert "gap of" in str(reading.reason)
 
 
 def test_a_sign_that_flips_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
     """As when a charger is plugged in."""
-    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
-        [trace], reading = window(meter, 1.0, lambda: setattr(gauge, "sign", 1), 1.0)
+    with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
+        [trace], reading = window(meter, 1.0, lambda: gauge.change(sign=1), 1.0)
     assert reading.energy_j is None
     assert "uncovered" in str(reading.reason)
     assert "left out" in str(trace.note)
 
 
 def test_a_current_of_zero_is_not_zero_joules(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
-        gauge.stuck_at = 0
+    with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
+        gauge.change(stuck_at=0)
         time.sleep(0.1)
         _, reading = window(meter, 1.5)
     assert reading.energy_j is None
@@ -55,14 +55,14 @@ def test_a_current_of_zero_is_not_zero_joules(fake: FakePhone, phone: Phone) -> 
 
 
 def test_a_node_that_vanishes_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
+    with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
         _, reading = window(meter, 0.8, gauge.deny_sysfs, 0.8)
     assert reading.energy_j is None
     assert "uncovered" in str(reading.reason)
 
 
 def test_a_pulled_cable_is_a_transient_error_at_the_windows_end(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady), opened(phone) as meter:
+    with FakeBattery(fake, WATTS), opened(phone) as meter:
         meter.start()
         time.sleep(0.3)
         fake.pull_cable()
@@ -76,7 +76,7 @@ def test_a_pulled_cable_is_a_transient_error_at_the_windows_end(fake: FakePhone,
 
 
 def test_a_phone_that_comes_back_in_time_is_waited_for(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady), opened(phone, reconnect_s=5.0) as meter:
+    with FakeBattery(fake, WATTS), opened(phone, reconnect_s=5.0) as meter:
         fake.pull_cable()
         Timer(1.0, fake.plug_in).start()
         assert window(meter, 1.5)[1].energy_j is not None
@@ -85,7 +85,7 @@ def test_a_phone_that_comes_back_in_time_is_waited_for(fake: FakePhone, phone: P
 def test_a_server_that_is_killed_and_restarted_costs_one_window(
     fake: FakePhone, server: FakeAdbServer, phone: Phone
 ) -> None:
-    with FakeBattery(fake, steady), opened(phone) as meter:
+    with FakeBattery(fake, WATTS), opened(phone) as meter:
         meter.start()
         server.stop()
         server.start()
@@ -96,7 +96,7 @@ def test_a_server_that_is_killed_and_restarted_costs_one_window(
 
 def test_a_phone_on_the_network_is_connected_again_after_a_server_restart(tmp_path: Path) -> None:
     fake = FakePhone(tmp_path / "wifi", serial="192.168.1.7:5555")
-    with FakeAdbServer(fake) as server, FakeBattery(fake, steady):
+    with FakeAdbServer(fake) as server, FakeBattery(fake, WATTS):
         phone = Phone("adb:192.168.1.7:5555", ServerAddress("127.0.0.1", server.port))
         with opened(phone) as meter:
             server.stop()
@@ -109,7 +109,7 @@ def test_a_link_that_falls_silent_is_not_waited_for_for_ever(
     fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("devices.android.gauge_loop.SILENCE_S", 0.5)
-    with FakeBattery(fake, steady), opened(phone) as meter:
+    with FakeBattery(fake, WATTS), opened(phone) as meter:
         meter.start()
         fake.silent = True
         begun_s = CLOCK.now_s()
@@ -121,7 +121,7 @@ def test_a_link_that_falls_silent_is_not_waited_for_for_ever(
 
 @pytest.mark.parametrize("state", ["offline", "unauthorized"])
 def test_a_phone_that_drops_to_another_state_is_told(fake: FakePhone, phone: Phone, state: str) -> None:
-    with FakeBattery(fake, steady), opened(phone) as meter:
+    with FakeBattery(fake, WATTS), opened(phone) as meter:
         fake.state = state
         with pytest.raises(DeviceError, match=r"offline|unauthorised") as error:
             meter.start()
@@ -129,7 +129,7 @@ def test_a_phone_that_drops_to_another_state_is_told(fake: FakePhone, phone: Pho
 
 
 def test_start_and_stop_keep_their_order(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady):
+    with FakeBattery(fake, WATTS):
         with pytest.raises(DeviceError, match="not open"):
             BatteryMeter(phone, INTERVAL_S, CLOCK).start()
         with opened(phone) as meter:

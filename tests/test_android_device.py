@@ -53,7 +53,7 @@ def fake(tmp_path: Path) -> FakePhone:
 
 @pytest.fixture
 def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
-    with FakeAdbServer(fake) as running, FakeBattery(fake, lambda at_s: 2.0):
+    with FakeAdbServer(fake) as running, FakeBattery(fake, 2.0):
         yield running
 
 

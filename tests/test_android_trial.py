@@ -67,7 +67,7 @@ def fake(tmp_path: Path) -> FakePhone:
 
 @pytest.fixture
 def battery(fake: FakePhone) -> Iterator[FakeBattery]:
-    with FakeBattery(fake, lambda at_s: POWER_W) as battery:
+    with FakeBattery(fake, POWER_W) as battery:
         yield battery
 
 
@@ -166,8 +166,8 @@ def test_a_charger_of_a_second_between_two_looks_marks_the_recording(
     else:
         Timer(0.6, fake.answer, ("dumpsys battery", powered)).start()
         Timer(1.6, fake.answer, ("dumpsys battery", DISCHARGING)).start()
-        Timer(0.7, setattr, (battery, "per_ampere", 1e5)).start()
-        Timer(1.6, setattr, (battery, "per_ampere", 1e6)).start()
+        Timer(0.7, battery.change, kwargs={"per_ampere": 1e5}).start()
+        Timer(1.6, battery.change, kwargs={"per_ampere": 1e6}).start()
     recording = record(arm.device, arm.clock, 2.5, lambda left_s: None)
     assert recording.marks == ("charging",)
     seen = [c.charging for c in recording.conditions]

@@ -83,7 +83,7 @@ def watts(recording: Recording, stretch: int) -> float | None:
 @pytest.fixture
 def battery(fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatteryMeter]:
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
-    with FakeBattery(fake, lambda at_s: POWER_W, update_s=0.1):
+    with FakeBattery(fake, POWER_W, update_s=0.1):
         meter = BatteryMeter(phone, 0.02, MonotonicClock())
         meter.open()
         yield meter

@@ -308,7 +308,8 @@ def spinning(phone: FakePhone) -> int:
 
 def test_the_doctor_examines_a_phone_by_its_own_busy_loops(phone: FakePhone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
-    with FakeAdbServer(phone) as server, FakeBattery(phone, lambda at_s: 1.5 + 2.5 * spinning(phone)):
+    with FakeAdbServer(phone) as server, FakeBattery(phone, 1.5) as gauge:
+        phone.on_processes = lambda: gauge.draw(1.5 + 2.5 * spinning(phone))
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
         found = examine_device(AndroidSpec(name="adb:FAKE0001"), 1.5, lambda stage: None, lambda *waiting: None)
         assert spinning(phone) == 0

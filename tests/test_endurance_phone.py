@@ -10,13 +10,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from devices import gates
 from devices.android import battery as battery_module
 from harness.commands import app
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import DISCHARGING, THERMAL
-from tests.fakes.sheet_phone import LLAMA_BENCH
+from tests.fakes.sheet_phone import IDLE_W, LLAMA_BENCH
 from tests.plans import FAST, raw_plan, write_plan
 from tests.test_endurance import found_in
 from tests.test_tune_phone import small_phone
@@ -27,7 +26,6 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
     """llama-bench on a fake phone, whose battery falls and warms up; 8 s after the first round it is held back."""
     fake = small_phone(tmp_path / "phone")
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
-    monkeypatch.setattr(gates, "Gates", gates.Gates)
     monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
     (tmp_path / "llama-bench").write_text(LLAMA_BENCH)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
@@ -60,7 +58,7 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
                 fake.answer("dumpsys thermalservice", THERMAL.replace("Thermal Status: 0", "Thermal Status: 2"))
                 throttled_at.append(time.monotonic())
 
-    with FakeBattery(fake, fake.power_w, update_s=0.015), FakeAdbServer(fake) as server:
+    with FakeBattery(fake, IDLE_W, update_s=0.015), FakeAdbServer(fake) as server:
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
         thread = threading.Thread(target=warm_up)
         thread.start()

@@ -1,7 +1,7 @@
 """Programs of other engines on a fake phone, end to end: a shell script stands for the engine, and draws power.
 
-It says what it does in a file that the fake battery follows: 8 W while it loads, 6 W in prefill, 3 W in decode, 1 W
-idle. So every joule has a closed form, and a load that counted as prefill would show.
+It says what it draws, and since when, in a file from which the fake battery's gauge follows: 8 W while it loads, 6 W in
+prefill, 3 W in decode, 1 W idle. So every joule has a closed form, and a load that counted as prefill would show.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from results.records import Request
 from results.store import Store
 from tests.eventually import eventually, running
 from tests.fakes.adb_server import FakeAdbServer
-from tests.fakes.battery import FakeBattery
+from tests.fakes.battery import DRAWS, FakeBattery
 from tests.fakes.machine import FakeWorkload, SpokenIds
 from tests.fakes.phone import FakePhone
 from tests.plans import FAST, raw_plan
@@ -53,7 +53,7 @@ CLOCK = MonotonicClock()
 SETTINGS = Settings(PhaseSetting(2, frozenset({0})), PhaseSetting(1, frozenset({0})))
 LLAMA_BENCH = f"""#!/bin/sh
 while [ $# -gt 0 ]; do case $1 in -p) p=$2;; -n) n=$2;; -d) d=$2;; -t) t=$2;; esac; shift; done
-watts() {{ [ -z "$PHONE" ] || echo $1 >$PHONE/watts; }}
+watts() {{ [ -z "$PHONE" ] || echo "$(date +%s%6N) $1" >>"$PHONE/{DRAWS}"; }}
 echo loading >&2
 watts {LOAD_W}; sleep {LOAD_S}
 if [ $p -gt 0 ]; then watts {PREFILL_W}; s={PREFILL_S}; else watts {DECODE_W}; s={DECODE_S}; fi
@@ -81,16 +81,12 @@ def fake(tmp_path: Path) -> FakePhone:
     phone = FakePhone(tmp_path / "phone")
     phone.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n")
     phone.file("/proc/meminfo", "MemTotal:       8000000 kB\n")
-    (phone.root / "watts").write_text(f"{IDLE_W}\n")
     return phone
 
 
 @pytest.fixture
 def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
-    def power_w(at_s: float) -> float:
-        return float((fake.root / "watts").read_text().strip() or IDLE_W)
-
-    with FakeBattery(fake, power_w, update_s=0.05), FakeAdbServer(fake) as running:
+    with FakeBattery(fake, IDLE_W, update_s=0.05), FakeAdbServer(fake) as running:
         yield running
 
 

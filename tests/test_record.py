@@ -303,7 +303,7 @@ def test_nothing_is_waited_for_where_nobody_wants_to_wait_or_waiting_cannot_help
 
 
 def test_a_recording_without_joules_is_kept_and_does_not_end_well(tmp_path: Path, fake: FakePhone) -> None:
-    with FakeBattery(fake, lambda at_s: 2.0):
+    with FakeBattery(fake, 2.0):
         done = recorded_phone(tmp_path, "--seconds", "0.3", "--json")
     told = json.loads(done.stdout)
     [reading] = told["readings"]
@@ -315,7 +315,7 @@ def test_a_recording_without_joules_is_kept_and_does_not_end_well(tmp_path: Path
 
 
 def test_what_taints_a_recording_is_said(tmp_path: Path, fake: FakePhone) -> None:
-    with FakeBattery(fake, lambda at_s: 2.0):
+    with FakeBattery(fake, 2.0):
         plugged_in = threading.Timer(3.0, fake.answer, ("dumpsys battery", CHARGING))
         plugged_in.start()
         done = recorded_phone(tmp_path, "--seconds", "5", "--json")

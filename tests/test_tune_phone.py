@@ -32,7 +32,7 @@ from tests.eventually import eventually, running
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import DISCHARGING, PROPERTIES, THERMAL
-from tests.fakes.sheet_phone import HUNG, LLAMA_BENCH, SheetPhone
+from tests.fakes.sheet_phone import HUNG, IDLE_W, LLAMA_BENCH, SheetPhone
 from tests.plans import FAST, Raw, problems, raw_plan, write_plan
 
 pytestmark = pytest.mark.waits
@@ -149,7 +149,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     def booted(text: str) -> Callable[[], object]:
         return lambda: fake.file("/proc/sys/kernel/random/boot_id", text)
 
-    with pytest.MonkeyPatch.context() as patch, FakeBattery(fake, fake.power_w, update_s=0.015):
+    with pytest.MonkeyPatch.context() as patch, FakeBattery(fake, IDLE_W, update_s=0.015):
         patch.setattr(battery_module, "CALIBRATION_S", 0.4)
         patch.setattr(gates, "Gates", partial(gates.Gates, look_every_s=0.1))
         patch.setenv("JOULEBENCH_STATE", str(folder / "state"))

@@ -186,14 +186,11 @@ def live(waveform: str, n_windows: int) -> Truth:
     for seed in range(n_windows):
         power = WAVEFORMS[waveform](np.random.default_rng(seed))
         clock, begun_s = MonotonicClock(), time.monotonic()
-
-        def power_w(at_s: float, power: StepPower = power, begun_s: float = begun_s) -> float:
-            return float(power.power_w(np.array([at_s - begun_s]))[0])
-
         with tempfile.TemporaryDirectory() as folder:
             phone = FakePhone(Path(folder) / "phone", link_jitter_s=0.02)
             phone.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n")
-            with FakeAdbServer(phone) as server, FakeBattery(phone, power_w, GAUGE_UPDATE_S):
+            with FakeAdbServer(phone) as server, FakeBattery(phone, 0.0, GAUGE_UPDATE_S) as gauge:
+                gauge.follow(power, begun_s)
                 address = ServerAddress("127.0.0.1", server.port)
                 device = AndroidDevice("adb:FAKE0001", 0.05, clock, Gates(wait_s=0.0), address=address)
                 try:

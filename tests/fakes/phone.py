@@ -93,6 +93,10 @@ class FakePhone:
         """True: the link stays up and nothing comes through it, as when Wi-Fi goes."""
         self.speaks: Callable[[socket.socket], None] | None = None
         """Writes what it likes to whoever asks for a shell or for files."""
+        self.before_libc: Path | None = None
+        """A library for its processes (LD_PRELOAD)."""
+        self.on_processes: Callable[[], None] | None = None
+        """Told, before any other process begins or ends, that one did."""
         self.input_to_cut = 0
         """So many pieces of input lose their first byte, as in a shell whose `read -t` times out after it."""
         self._delays = random.Random(1)
@@ -181,6 +185,7 @@ class FakePhone:
     # --- shell -------------------------------------------------------------------------------------------------------
 
     def _shell(self, link: socket.socket, command: str) -> None:
+        preloaded = {} if self.before_libc is None else {"LD_PRELOAD": str(self.before_libc)}
         process = subprocess.Popen(
             # A shell cannot trap what was ignored when it began, and tests may run under nohup.
             ["env", "--default-signal=HUP", SHELL, "-c", _ROOTED.sub(f"{self.root}/", command)],
@@ -188,11 +193,13 @@ class FakePhone:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=self.root,
-            env={"PATH": f"{self.root}/bin:/usr/bin:/bin", "PHONE": str(self.root)},
+            env={"PATH": f"{self.root}/bin:/usr/bin:/bin", "PHONE": str(self.root)} | preloaded,
             start_new_session=True,
         )
         with self._lock:
             self._processes.add(process)
+            if self.on_processes is not None:
+                self.on_processes()
         assert process.stdin
         assert process.stdout
         assert process.stderr
@@ -211,6 +218,8 @@ class FakePhone:
             link.sendall(struct.pack("<BIB", EXIT, 1, code & 0xFF if code >= 0 else 128 - code))
         with self._lock:
             self._processes.discard(process)
+            if self.on_processes is not None:
+                self.on_processes()
 
     def _pump(self, link: socket.socket, sending: threading.Lock, stream: IO[bytes], packet_id: int) -> None:
         """By whole lines, so that the folder's own path can be taken out of them."""

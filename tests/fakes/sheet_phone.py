@@ -12,13 +12,13 @@ battery as it runs. Nothing here was measured.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from devices.models.core_clusters import CoreCluster, DecodeModel, Selection, demand
 from harness.tuning.race import Reading
+from tests.fakes.battery import DRAWS
 from tests.fakes.phone import FakePhone
 
 IDLE_W = 0.5
@@ -40,7 +40,8 @@ read -r ns watts cores <"$PHONE/figures/$phase-$MASK" || exit 3
 [ "$t" = "$cores" ] || exit 4
 read -r noise <"$PHONE/noise"
 one=$((k*ns)); one=$((one + one/1000*(RANDOM%(2*noise+1)-noise)/10))
-echo "$watts $((${{EPOCHREALTIME/./}} + one/1000 + {_AFTER_US}))" >"$PHONE/draw.new"; mv "$PHONE/draw.new" "$PHONE/draw"
+now=${{EPOCHREALTIME/./}}
+printf '%s\n' "$now $watts" "$((now + one/1000 + {_AFTER_US})) {IDLE_W}" >>"$PHONE/{DRAWS}"
 echo "$phase $MASK" >>"$PHONE/runs"
 if [ -e "$PHONE/hang" ]; then rm "$PHONE/hang"; exec sleep {HUNG}; fi
 sleep $((one/1000000000)).$(printf %09d $((one%1000000000)))
@@ -64,7 +65,6 @@ class SheetPhone(FakePhone):
         self._write_topology(model.clusters)
         self.file("/proc/meminfo", "MemTotal:       8000000 kB\n")
         self.file("/noise", f"{round(noise * 1e4)}\n")
-        self.file("/draw", f"{IDLE_W} 0\n")
         taskset = root / "bin" / "taskset"
         taskset.write_text(_TASKSET)
         taskset.chmod(0o755)
@@ -84,11 +84,6 @@ class SheetPhone(FakePhone):
             "prefill": Reading(PREFILL * big * demand(self.model.clusters, selection), power),
             "decode": Reading(self.model.tokens_per_s(selection) * self.faster, power),
         }
-
-    def power_w(self, at_s: float) -> float:
-        """For its battery: of the program that runs."""
-        watts, until_us = (self.root / "draw").read_text().split()
-        return float(watts) if time.time() * 1e6 < float(until_us) else IDLE_W
 
     def runs(self) -> list[str]:
         """Of its program: "phase mask", in order."""
