@@ -18,11 +18,13 @@ import hashlib
 import json
 import lzma
 import os
+import shutil
 import sqlite3
 import struct
 import tempfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path, PurePosixPath
@@ -33,6 +35,7 @@ from pydantic import ValidationError
 from results.database import DATABASE, StoreError, opened_for_reading
 from results.records import Record
 from results.store import Store
+from results.trace_files import temporary_of
 
 FORMAT = 1
 MANIFEST, PLAN, ENVIRONMENT = "manifest.json", "plan.json", "environment.json"
@@ -84,7 +87,7 @@ def write_bundle(directory: Path, out: Path, joulebench: str) -> Verified:
         said = info.model_dump(mode="json")
         plan = _canonical(said.pop("plan"))
         files: dict[str, Path | bytes] = {PLAN: plan, ENVIRONMENT: _canonical(said), f"{RUN}{DATABASE}": database}
-        files |= {f"{RUN}{path.relative_to(directory).as_posix()}": path for path in _own_files(directory)}
+        files |= {f"{RUN}{name}": path for name, path in _own_files(directory, Path(folder))}
         manifest = Manifest(
             format=FORMAT,
             joulebench=joulebench,
@@ -135,17 +138,31 @@ def _verified(bundle: zipfile.ZipFile, path: Path) -> Verified:
     except DAMAGED as error:
         raise BundleError(f"{path}: its {MANIFEST} is damaged ({error})") from error
     manifest = _manifest(text, path)
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    problems = [f"{name}: is there twice" for name in twice]
+    problems = [f"{name}: is there twice" for name, n in sorted(Counter(names).items()) if n > 1]
+    to_read = [one for one in bundle.infolist() if _is_as_large(one, manifest)]
+    n_bytes, most = sum(one.file_size for one in to_read), path.stat().st_size
+    if n_bytes > most:
+        raise BundleError(
+            f"{path}: its files have {n_bytes:,} bytes unpacked, and it has {most:,}; no bundle is compressed. Where"
+            " there is room for them and you trust its sender, unpack it and give the folder"
+        )
     lost: list[str] = []
-    problems += _problems(manifest, _digests(bundle, lost), lost)
+    problems += _problems(manifest, _digests(bundle, manifest, lost), lost)
     return Verified(hashlib.sha256(text).hexdigest(), manifest, tuple(problems))
 
 
-def _digests(bundle: zipfile.ZipFile, lost: list[str]) -> Iterator[tuple[str, BundledFile]]:
-    """Of each file; those that cannot be read are put into `lost`."""
+def _is_as_large(one: zipfile.ZipInfo, manifest: Manifest) -> bool:
+    kept = manifest.files.get(one.filename)
+    return kept is not None and kept.n_bytes == one.file_size
+
+
+def _digests(bundle: zipfile.ZipFile, manifest: Manifest, lost: list[str]) -> Iterator[tuple[str, BundledFile]]:
+    """Of each file; those that cannot be read are put into `lost`. One of another size than is kept is not read."""
     for one in bundle.infolist():
         if one.filename == MANIFEST:
+            continue
+        if not _is_as_large(one, manifest):
+            yield one.filename, BundledFile(n_bytes=one.file_size, sha256="")
             continue
         try:
             with bundle.open(one) as file:
@@ -197,14 +214,23 @@ def _check_traces(directory: Path, kept: Mapping[str, str | None]) -> None:
             raise StoreError(f"trace file {path} is not what was kept; a bundle would vouch for it. Put back a copy")
 
 
-def _own_files(directory: Path) -> Iterator[Path]:
-    """Traces, tables and pages; the database is copied apart, and what only a running process needs is left out."""
+def _own_files(directory: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """(name, where it is) of traces, tables and pages; the database is copied apart, and what only a running process
+    needs is left out. A finished trace stays as it is: all others are copied into the folder, because a process that
+    goes on may write them anew between their digest and their bytes."""
     left_out = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal", "run.lock"}
+    copied = 0
     for path in sorted(directory.rglob("*")):
         inside = PurePosixPath(path.relative_to(directory).as_posix())
         is_hidden = any(part.startswith(".") for part in inside.parts)
-        if path.is_file() and not path.is_symlink() and str(inside) not in left_out and not is_hidden:
-            yield path
+        if not path.is_file() or path.is_symlink() or str(inside) in left_out or is_hidden:
+            continue
+        if inside.parts[0] == "traces":
+            if path != temporary_of(path):
+                yield str(inside), path
+        else:
+            copied += 1
+            yield str(inside), Path(shutil.copyfile(path, folder / f"{copied}.copy"))
 
 
 def _copy_database(path: Path, copy: Path) -> None:

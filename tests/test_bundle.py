@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from results.bundle import MANIFEST, BundleError, Verified, verify, write_bundle
+from results.bundle import MANIFEST, BundledFile, BundleError, Manifest, Verified, verify, write_bundle
 from results.database import StoreError
+from results.report.files import replace_text
 from results.store import Store
 from tests.command import joulebench
 from tests.conftest import FinishedRun
@@ -164,6 +166,65 @@ def test_a_damaged_run_gets_no_bundle(finished_run: FinishedRun, tmp_path: Path)
     with pytest.raises(StoreError, match=r"is missing; a bundle would vouch"):
         write_bundle(run, tmp_path / "out.zip", "0.1.0")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_run_that_goes_on_gets_a_bundle_that_is_whole(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """A fleet writes its state each 2 s, between the digest of it and its bytes too: the bundle told of a change."""
+    run = Path(shutil.copytree(finished_run.directory, tmp_path / "run"))
+    (run / "traces" / "unfinished.tmp").write_bytes(b"half")
+    ended = threading.Event()
+
+    def go_on() -> None:
+        n = 0
+        while not ended.is_set():
+            n += 1
+            replace_text(run / "fleet.json", f"{n:09} of the same length")
+
+    going = threading.Thread(target=go_on)
+    going.start()
+    try:
+        for i in range(5):
+            write_bundle(run, tmp_path / f"{i}.zip", "0.1.0")
+    finally:
+        ended.set()
+        going.join()
+    for i in range(5):
+        found = verify(tmp_path / f"{i}.zip")
+        assert found.problems == ()
+        assert "run/fleet.json" in found.manifest.files
+        assert not [name for name in found.manifest.files if name.endswith((".tmp", ".copy"))]
+
+
+def test_a_bundle_that_would_grow_when_it_is_read_is_not_read(tmp_path: Path) -> None:
+    """Zeros of a gigabyte are a megabyte of a zip, and its manifest may say so: there is no end to that."""
+    size = 1 << 26
+    told = BundledFile(n_bytes=size, sha256=hashlib.sha256(bytes(size)).hexdigest())
+    manifest = Manifest(format=1, joulebench="0.1.0", run_id="r", n_trials=0, files={"zeros": told})
+    for compression in (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED):
+        with zipfile.ZipFile(tmp_path / "zeros.zip", "w", compression) as new:
+            new.writestr(MANIFEST, manifest.model_dump_json())
+            new.writestr("zeros", bytes(size))
+        if compression == zipfile.ZIP_STORED:
+            assert verify(tmp_path / "zeros.zip").problems == ()
+        else:
+            with pytest.raises(BundleError, match=r"its files have 67,108,864 bytes unpacked, and it has \d"):
+                verify(tmp_path / "zeros.zip")
+
+
+def test_what_is_larger_than_the_manifest_says_is_told_and_not_read(bundle: Path, tmp_path: Path) -> None:
+    """Whatever follows is no zip any more: reading it would tell that it cannot be read."""
+
+    def change(content: dict[str, bytes]) -> None:
+        content["run/zeros"] = bytes(1 << 20)
+        content["plan.json"] = bytes(1 << 20)
+
+    path = changed(bundle, tmp_path, change)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(bytes(1 << 20), b"\x01" * (1 << 20)))
+    size = verify(bundle).manifest.files["plan.json"].n_bytes
+    assert sorted(verify(path).problems) == [
+        f"plan.json: was changed ({size} -> 1048576 bytes)", "run/zeros: was added",
+    ]  # fmt: skip
 
 
 def test_what_is_no_bundle_is_told(bundle: Path, tmp_path: Path) -> None:
