@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import plistlib
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ import pytest
 
 from harness.schedule.due import run_due
 from harness.schedule.entries import Book, Unfinished
-from harness.schedule.units import units
 from harness.schedule.world import RealWorld, environment_of
 from results.database import DATABASE
 from results.store import Store
@@ -324,61 +320,6 @@ def test_a_host_that_another_process_measures_is_waited_for(tmp_path: Path, stat
     assert f"host is used by process {os.getpid()}" in said
     assert not (tmp_path / "runs").exists()
     assert schedule(tmp_path, "run-due")[0] == 0
-
-
-# --- units -----------------------------------------------------------------------------------------------------------
-
-ODD = "a b%c$d\"e\\f'g;h"
-
-
-@pytest.mark.parametrize("folder", ["a b%c;d", ODD])
-def test_systemd_takes_the_units_with_odd_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    home = tmp_path / folder
-    (home / "bin").mkdir(parents=True)
-    (home / "bin" / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(sys, "executable", str(home / "bin" / "python"))
-    found = units("systemd", 15, home / "state", {"HOME": str(tmp_path), "PATH": "/usr/bin"})
-    for unit in found.files:
-        (tmp_path / unit.path.name).write_text(unit.text)
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze, which checks units, is not installed")
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--user", *(str(tmp_path / unit.path.name) for unit in found.files)],
-        capture_output=True, text=True, check=False, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
-    )  # fmt: skip
-    # It looks the program up: a path that it misread would not be there. The machine's own units have sockets, whose
-    # paths are too long in some folders.
-    told = [line for line in done.stderr.splitlines() if any(unit.path.name in line for unit in found.files)]
-    assert (done.returncode, told) == (0, [])
-
-
-def test_launchd_gets_a_list_of_words(tmp_path: Path) -> None:
-    found = units("launchd", 20, tmp_path / ODD, {"HOME": str(tmp_path), "PATH": "/usr/bin"})
-    [unit] = found.files
-    read = plistlib.loads(unit.text.encode())
-    assert read["ProgramArguments"] == [sys.executable, "-P", "-m", "joulebench", "schedule", "run-due"]
-    assert read["EnvironmentVariables"] == {"JOULEBENCH_STATE": str(tmp_path / ODD), "PATH": "/usr/bin"}
-    assert read["StartInterval"] == 1200
-    assert read["ProcessType"] == "Interactive"
-    assert unit.path == tmp_path / "Library" / "LaunchAgents" / "org.joulebench.schedule.plist"
-
-
-def test_cron_gives_the_shell_what_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / ODD / "python"
-    program.parent.mkdir()
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$JOULEBENCH_STATE" "$@" >"$0.said"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    found = units("cron", 15, tmp_path / "st%ate", {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
-    line = found.files[0].text.splitlines()[-1]
-    assert line.startswith("*/15 * * * * ")
-    # crontab(5): "\\%" is a %, and the rest goes to /bin/sh.
-    command = line.removeprefix("*/15 * * * * ").replace("\\%", "%")
-    assert "%" not in line.replace("\\%", "")
-    subprocess.run(["/bin/sh", "-c", command], check=True)
-    assert (program.parent / "python.said").read_text().splitlines() == [
-        str(tmp_path / "st%ate"), "-P", "-m", "joulebench", "schedule", "run-due"
-    ]  # fmt: skip
 
 
 def test_install_shows_what_it_writes_and_leaves_other_files(

@@ -25,6 +25,8 @@ MADE_BY = "made by `joulebench schedule install`"
 CARRIED = ("JOULEBENCH_STATE", "PATH")
 """Of the environment: where the schedule is, and where programs are. An entry knows the rest itself."""
 HOUR_MIN = 60
+MOST_CRON = 998
+"""Characters of a command: Vixie's MAX_COMMAND is 1000, with the end of the line and of the text."""
 UNREADABLE_IN_PROGRAM = "\"'\\$"
 """What systemd takes in the path of no program, though it takes it in an argument."""
 
@@ -173,13 +175,19 @@ def _cron(state: Path, command: Sequence[str], environment: Mapping[str, str], e
         when = f"0 */{every_min // HOUR_MIN} * * *" if every_min < 24 * HOUR_MIN else "0 0 * * *"
     settings = " ".join(f"{key}={shlex.quote(value)}" for key, value in environment.items())
     line = f"{settings} {shlex.join(command)} >/dev/null".replace("%", "\\%")
+    if len(line) > MOST_CRON:
+        raise UnitError(
+            f"the line for cron has {len(line)} characters, and crons cut it after {MOST_CRON} without a word; give"
+            " this command a shorter PATH: PATH=/usr/bin:/bin, or what your plans need"
+        )
     path = state / "schedule" / "crontab"
     shown = shlex.quote(str(path))
+    others = f"crontab -l 2>/dev/null | grep -vF -e {shlex.quote(shlex.join(command[2:]))} -e {shlex.quote(MADE_BY)}"
     return Units(
         (Unit(path, f"# {MADE_BY}\n{when} {line}\n"),),
         "a line for your crontab; cron mails what goes wrong, and nothing else",
         (
-            (f"( crontab -l 2>/dev/null; cat {shown} ) | crontab -", "adds it to your crontab, once"),
+            (f"( {others}; cat {shown} ) | crontab -", "puts it into your crontab, in the place of an earlier one"),
             ("crontab -l", "shows your crontab"),
             ("crontab -e", "opens it: delete the line, and it has ended"),
         ),
