@@ -165,20 +165,27 @@ meter = {name}(0.05, clock)
 meter.open()
 device.meters = [meter]
 states = {states!r}
+set_s = []
+def set_in_time(state):
+    before_s = clock.now_s()
+    set_state(**state)
+    set_s.append((before_s, clock.now_s()))
 def on_tick(left_s):
     while states:
         after_s, state = states.pop()
-        threading.Timer(after_s, set_state, kwargs=state).start()
+        threading.Timer(after_s, set_in_time, [state]).start()
 found = record(device, clock, {seconds}, on_tick)
 meter._sampler = object()  # as if it went on
 trouble = meter.tend()
-def told(component, from_s, to_s):
-    window = (found.window[0] + from_s, found.window[0] + to_s)
-    return energy_between(found.traces, [window], "all", meter.name, component).model_dump()
+def told(from_s, to_s):
+    # From a reading to a reading, where there are some: how late the sampler came to an edge is not asked.
+    own_s = [t for t in found.traces[0].times_s.tolist() if from_s <= t <= to_s]
+    window = (own_s[0], own_s[-1]) if len(own_s) > 1 else (from_s, to_s)
+    return energy_between(found.traces, [window], "all", meter.name).model_dump()
 answer = {{
-    "before": told("total", 0.1, 1.1),
-    "behind": told("total", {seconds} - 1.1, {seconds} - 0.1),
-    "whole": told("total", 0.0, {seconds}),
+    "before": told(0.0, set_s[0][0]),
+    "behind": told(set_s[-1][1], found.window[1]),
+    "whole": told(0.0, found.window[1]),
     "n_behind": sum(t > found.window[1] - 1.0 for t in found.traces[0].times_s.tolist()),
     "interrupted": found.interrupted,
     "trouble": trouble,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import re
 import signal
 import sys
@@ -105,18 +106,33 @@ def main(plan_path: Path, arguments: Sequence[str]) -> int:
     rails = [(r["name"], r["subsystem"]) for r in plan["rails"]] if wants_rails else []
     ticks: list[Tick] = []
     clocks = [_clocks_ns()]
-    ends_s = time.monotonic() + limit_s
+    begun_s, (boot_ns, wall_ns) = time.monotonic(), clocks[0]
+    first_s: float = begun_s + plan["first_after_s"]
+    ends_s = begun_s + limit_s
+    n_polls = math.floor(((first_s - begun_s) * 1e3 + wall_ns / 1e6) / poll_ms)
+
+    def due_s() -> float:
+        """Of the next tick: at once, then at multiples of the period by the wall clock."""
+        if not ticks:
+            return first_s
+        return begun_s + ((n_polls + len(ticks)) * poll_ms - wall_ns / 1e6) / 1e3
+
+    def look() -> None:
+        """However late this program comes: what is read is what was to be read when it was due."""
+        ticks.append(_look(plan, due_s(), boot_ns + round(1e9 * (due_s() - begun_s))))
+
     signal.signal(signal.SIGTERM, _told)
     try:
-        time.sleep(plan["first_after_s"])
-        while time.monotonic() < ends_s:
-            ticks.append(_look(plan))
-            time.sleep((poll_ms - time.time() * 1e3 % poll_ms) / 1e3)
+        while due_s() < ends_s:
+            time.sleep(max(0.0, due_s() - time.monotonic()))
+            look()
             if plan["dies_after"] and len(ticks) >= plan["dies_after"]:
                 sys.stderr.write("traced went away\n")
                 return 1
     except ToldToEndError:
-        pass
+        ends_s = min(ends_s, time.monotonic())
+    while due_s() < ends_s:
+        look()
     clocks.append(_clocks_ns())
     trace = encode(rails, ticks, clocks, wants_battery)
     # The plan may have changed meanwhile: what happens to the trace is decided at its end.
@@ -133,8 +149,7 @@ def _clocks_ns() -> tuple[int, int]:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns()
 
 
-def _look(plan: dict[str, Any]) -> Tick:
-    boot_ns, at_s = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.monotonic()
+def _look(plan: dict[str, Any], at_s: float, boot_ns: int) -> Tick:
     readings = [
         Reading(
             None if "index" in rail["without"] else i,
