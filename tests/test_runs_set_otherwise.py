@@ -7,11 +7,15 @@ from pathlib import Path
 
 from results.environments import Conditions
 from results.history.index import open_history
+from results.history.marks import mark
 from results.history.otherwise import otherwise_than_before
+from results.history.regress import Asked, regress
 from results.history.rests import changed_rests
+from results.report import regress_page
 from results.runs import OWN_CODE
+from tests.command import joulebench
 from tests.compared_runs import between, read
-from tests.histories import made_trial, write_run
+from tests.histories import made_trial, write_history, write_run
 from tests.run_builders import ENVIRONMENT, cell
 
 SLOW, FAST = ("governor powersave, 400 to 2600 MHz", "turbo off"), ("governor performance, 400 to 4700 MHz", "turbo on")
@@ -142,3 +146,26 @@ def test_of_clocks_that_nobody_saw_nothing_is_told_and_they_hide_no_change(tmp_p
     words = f"clocks of host {'; '.join(SLOW)} → {'; '.join(SLOW)} then {'; '.join(FAST)}"
     assert [one.words for changed in told.values() for one in changed] == [words]
     assert list(told) == ["c"]
+
+
+def test_code_that_was_changed_under_its_version_is_told_beside_the_change(tmp_path: Path) -> None:
+    """Of a checkout in which something is mended the version stays: beside what got slower stood nothing."""
+    newer = ENVIRONMENT.model_copy(update={"joulebench": "9.0"})
+    told = f"with it changed: code of joulebench {ENVIRONMENT.joulebench} sha256 {'1' * 12}; sha256 {'7' * 12}"
+    for name, environments, expected in (
+        ("same", {}, (True, False)),
+        # Of another version the code is another one, too.
+        ("newer", dict.fromkeys(range(14, 24), newer), (False, True)),
+    ):
+        write_history(
+            tmp_path / name, 24, lambda day, arm: 1.05 if day >= 14 else 1.0, environments=environments,
+            inputs=lambda day: {OWN_CODE: f"sha256:{('7' if day >= 14 else '1') * 64}"},
+        )  # fmt: skip
+        with open_history(tmp_path / name) as history:
+            mark(history, "good", ["run000", "run001", "run002"], add=False)
+            (one,) = regress(history, "good", Asked(metrics=("e2e",))).judged
+        why = regress_page.why(one)
+        assert (told in why, "with it changed: joulebench" in why) == expected, why
+        page = tmp_path / f"{name}.html"
+        assert joulebench("history", str(tmp_path / name), "--html", str(page)).code == 0
+        assert (told.removeprefix("with it changed: ") in page.read_text("utf-8")) == expected[0]

@@ -21,7 +21,7 @@ from results.history.settings import ArmSettings, Settings, arm_settings, settin
 from results.metrics import energy_observations, latency_observations, load_observations, size_observations
 from results.records import Cell, Method, Phase, Record
 from results.roads import comparable_roads
-from results.runs import RunData
+from results.runs import OWN_CODE, RunData
 from results.statistics import student_interval
 from results.trials import Trial
 
@@ -159,6 +159,8 @@ class RunPoint(Record):
     settings: tuple[ArmSettings, ...] = ()
     rests: dict[str, str] = Field(default_factory=dict)
     """`results.history.rests`."""
+    code: str | None = None
+    """Digest of joulebench's own. None of runs from before it was kept."""
 
 
 KEY_METRICS: tuple[tuple[str, Phase | None], ...] = (("e2e", "all"), ("energy_per_response", "all"))
@@ -180,6 +182,7 @@ def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint
         ranges=tuple(_ranges(cells)),
         settings=arm_settings(run.cells),
         rests=rests_of(run),
+        code=next((one.value for one in run.info.inputs if one.name == OWN_CODE), None),
     )
 
 

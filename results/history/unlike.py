@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from results.environments import Build, Environment
-from results.history.points import CellPoint, Figure
+from results.history.points import CellPoint, Figure, RunPoint
 from results.records import Method, Phase
+from results.runs import shown_value
 from results.units import format_bytes
 
 What = Literal["requests", "methods", "meters", "machines", "systems", "versions", "roads"]
@@ -32,6 +33,17 @@ MOST_TOLD: Final = 4
 class Unlike(NamedTuple):
     what: What
     words: str
+
+
+def unlike_runs(first: RunPoint, second: RunPoint, device: str) -> Iterator[Unlike]:
+    """In machine and software, of a device that both have. The code of a checkout changes under its version."""
+    one, other = first.environments.get(device), second.environments.get(device)
+    yield from unlike_environments(one, other)
+    if one is None or other is None or one.joulebench != other.joulebench:
+        return
+    if first.code is not None and second.code is not None and first.code != second.code:
+        codes = f"{shown_value(first.code)}; {shown_value(second.code)}"
+        yield Unlike("versions", f"code of joulebench {one.joulebench} {codes}")
 
 
 def unlike_environments(first: Environment | None, second: Environment | None) -> Iterator[Unlike]:

@@ -19,7 +19,7 @@ from results.history.index import History
 from results.history.otherwise import Changed, otherwise_than_before
 from results.history.points import METRICS, CellPoint, Figure, RunPoint
 from results.history.series import Point, Series, series_of
-from results.history.unlike import unlike_environments
+from results.history.unlike import unlike_runs
 from results.records import Phase
 from results.report.charts import page_spec
 from results.report.picture import symbol
@@ -174,7 +174,7 @@ def _changes(line: Line, device: str) -> Iterator[ChangeTold]:
     settings = {run.folder: (f"set otherwise: {words}",) for run, words in line.series.settings_changed()}
     for change in levels.changes:
         before, since = points[change.at - 1].run, points[change.at].run
-        told = unlike_environments(before.environments.get(device), since.environments.get(device))
+        told = unlike_runs(before, since, device)
         beside = "; ".join([*settings.get(since.folder, ()), *(one.words for one in told)])
         low, high = line.series.shown(change.low), line.series.shown(change.high)
         yield ChangeTold(line.arm, since, line.series.shown(change.size), f"[{low}, {high}]", beside or "nothing known")

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pandas as pd
 
 from results.history.regress import Judged, Judgement
-from results.history.unlike import unlike_environments
+from results.history.unlike import unlike_runs
 from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
 from results.report.files import replace_text
@@ -58,8 +58,7 @@ def why(one: Judged) -> str:
         parts.append(f"since {one.since.folder} ({one.since.created_at[:10]})")
         runs = [point.run for point in one.series.points]
         at = next(i for i, run in enumerate(runs) if run.folder == one.since.folder)
-        before = runs[at - 1].environments.get(one.device) if at else None
-        changed = unlike_environments(before, one.since.environments.get(one.device))
+        changed = unlike_runs(runs[at - 1], one.since, one.device) if at else ()
         parts += [f"with it changed: {unlike.words}" for unlike in changed]
     parts += [f"set otherwise since {changed}" for changed in one.settings_changed]
     parts += [f"left out: {reason}" for reason in one.left_out[:2]]
