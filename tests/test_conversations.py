@@ -155,3 +155,12 @@ def test_mt_bench_of_another_schema_is_told_with_its_line(tmp_path: Path, turns:
     (tmp_path / "mt_bench" / "test.jsonl").write_text(row)
     with pytest.raises(WorkloadError, match=r"test\.jsonl:1: turns must be a list of questions"):
         MTBench(MTBenchParameters(), tmp_path).requests(TOKENIZER, 4096)
+
+
+def test_mt_bench_with_a_question_id_twice_is_refused(tmp_path: Path) -> None:
+    """The second turn of one question would stand on the answer to the other."""
+    (tmp_path / "mt_bench").mkdir()
+    rows = [{"question_id": i % 9, "category": "math", "turns": ["One", "Two"]} for i in range(10)]
+    (tmp_path / "mt_bench" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(WorkloadError, match="question_id 0 stands 2 times"):
+        MTBench(MTBenchParameters(), tmp_path).requests(TOKENIZER, 4096)

@@ -188,6 +188,16 @@ def test_fewer_items_than_asked_for_are_noted() -> None:
     assert ours.notes == ("500 items asked for, the data has 12",)
 
 
+def test_items_that_stand_twice_are_noted(tmp_path: Path) -> None:
+    """Three questions four times over were told as twelve, with the interval of twelve."""
+    lines = (SAMPLES / "boolq_validation.jsonl").read_text().splitlines()[:3] * 4
+    (tmp_path / "boolq").mkdir()
+    (tmp_path / "boolq" / "validation.jsonl").write_text("\n".join(lines))
+    ours = BoolQ(BoolQParameters(num_fewshot=0), tmp_path)
+    assert len({r.sample_id for r in ours.requests(TOKENIZER, 4096)}) == 12
+    assert ours.notes == ("9 of 12 items in the data are the same as one before; each counts, as in lm-eval",)
+
+
 @pytest.mark.parametrize("value", [None, math.nan])
 def test_a_log_likelihood_that_is_no_number_is_not_scored(value: float | None) -> None:
     ours = workload("boolq", 0)

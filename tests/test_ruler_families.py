@@ -265,6 +265,23 @@ def test_a_file_that_is_not_squad_is_an_error_that_names_it_and_its_schema(
         qa_squad(RulerParameters(), tmp_path)
 
 
+@pytest.mark.parametrize("answers", [[], [{"text": ""}], [{"text": "Mayor 7"}, {"text": " "}], [{"text": 7}]])
+def test_a_question_with_an_empty_answer_is_refused(tmp_path: Path, answers: list[dict[str, Any]]) -> None:
+    """Every reply holds an empty text: all questions were right, with accuracy 1."""
+    content = squad()
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = answers
+    (tmp_path / "ruler").mkdir()
+    (tmp_path / "ruler/dev-v2.0.json").write_text(json.dumps(content))
+    with pytest.raises(WorkloadError, match=r"each must be a text that is not empty"):
+        qa_squad(RulerParameters(), tmp_path)
+
+
+def test_fewer_questions_than_asked_for_are_noted(tmp_path: Path) -> None:
+    workload = qa_squad(RulerParameters(length=700, limit=50), write_qa(tmp_path))
+    assert len(workload.requests(TOKENIZER, 4096)) == 12
+    assert workload.notes[0] == "50 items asked for, the data has 12"
+
+
 @pytest.mark.parametrize("name", ["dev-v2.0.json", "dev-v2.0.json.gz"])
 def test_a_file_of_questions_that_may_not_be_read_is_told(tmp_path: Path, name: str) -> None:
     path = unreadable(tmp_path / "ruler" / name)

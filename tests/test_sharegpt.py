@@ -128,6 +128,19 @@ def test_a_number_and_the_same_number_as_text_are_one_id(tmp_path: Path) -> None
     assert [r.sample_id for r in requests] == ["sharegpt/5/turn1"]
 
 
+@pytest.mark.parametrize("messages", [[("human", "One")], [("gpt", "First")]])
+def test_conversations_without_an_answered_turn_are_told_so(tmp_path: Path, messages: list[tuple[str, str]]) -> None:
+    """It told that none of 0 turns fits the model."""
+    with pytest.raises(WorkloadError, match="no human turn of 2 conversations has an answer behind it"):
+        replay(tmp_path, ("a", messages), ("b", messages)).requests(TOKENIZER, 4096)
+
+
+def test_a_limit_above_the_conversations_that_may_be_asked_is_noted(tmp_path: Path) -> None:
+    workload = replay(tmp_path, ("a", THREE_TURNS), limit=5)
+    workload.requests(TOKENIZER, 4096)
+    assert workload.notes == ("5 items asked for, the data has 1 beside the 1 for calibration",)
+
+
 def test_one_conversation_leaves_none_for_calibration(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="add another"):
         replay(tmp_path).requests(TOKENIZER, 4096)

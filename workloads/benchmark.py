@@ -137,6 +137,11 @@ class Benchmark:
         notes = list(shortage(sum(part.n_documents for part in self._parts), self._parameters.limit))
         if n_empty := sum(part.n_documents == 0 for part in self._parts):
             notes.append(f"{n_empty} of {len(self._parts)} parts have no items in the data")
+        if n_again := sum(part.n_repeated for part in self._parts):
+            n_rows = sum(part.n_documents for part in self._parts)
+            notes.append(
+                f"{n_again} of {n_rows} items in the data are the same as one before; each counts, as in lm-eval"
+            )
         n_items, n_left = (len({r.sample_id for r in asked}) for asked in (recorded, requests))
         if n_left < n_items:
             notes.append(f"{n_items - n_left} of {n_items} items skipped: longer than {max_length} tokens")
@@ -216,6 +221,12 @@ class _LoadedPart:
     def n_documents(self) -> int:
         has_rows = len(self._part.rows(_asked_split(self._definition))) > 0
         return len(self._task.eval_docs) if has_rows else 0
+
+    @cached_property
+    def n_repeated(self) -> int:
+        """Rows that are there before: an interval over the items takes each as one more."""
+        rows = self._part.rows(_asked_split(self._definition))
+        return len(rows) - len(set(map(repr, rows))) if isinstance(rows, list) else 0
 
     def sample_id(self, document: int) -> str:
         return f"{self._part.name}/{document}"

@@ -254,6 +254,7 @@ def choose(n_rows: int, limit: int | None, seed: int) -> list[int]:
     return sorted(order[:limit])
 
 
-def shortage(n_rows: int, limit: int | None) -> tuple[str, ...]:
-    """The note for a reader who asked for more items than there are."""
-    return (f"{limit} items asked for, the data has {n_rows}",) if limit is not None and limit > n_rows else ()
+def shortage(n_rows: int, limit: int | None, n_reserved: int = 0) -> tuple[str, ...]:
+    """The note for a reader who asked for more items than there are. n_reserved: those that are never asked."""
+    besides = f" beside the {n_reserved} for calibration" if n_reserved else ""
+    return (f"{limit} items asked for, the data has {n_rows}{besides}",) if limit is not None and limit > n_rows else ()

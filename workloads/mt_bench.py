@@ -7,6 +7,7 @@ prompts. Every fifth question is never asked, two of each kind: these are for ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -86,6 +87,11 @@ class MTBench(GenerationWorkload):
     def _split(self) -> tuple[list[Row], list[Row]]:
         """(questions that may be asked, reserved ones)."""
         rows = self._source.rows(DATASET, "test")
+        name, n = Counter(str(row["question_id"]) for row in rows).most_common(1)[0]
+        if n > 1:  # the second turn would stand on the answer to another question
+            raise WorkloadError(
+                f"mt_bench: {self.data_source}: question_id {name} stands {n} times; it must stand once"
+            )
         reserved = rows[RESERVED_EVERY - 1 :: RESERVED_EVERY]
         if not reserved:
             raise WorkloadError(

@@ -97,7 +97,7 @@ class RoleBench(GenerationWorkload):
                 f"rolebench: none of {len(asked_for)} questions fits the model's {max_length} tokens with an answer of "
                 f"{self._parameters.max_new_tokens}; lower max_new_tokens, or use a model with a longer context"
             )
-        return Built(requests, (*shortage(n_asked, self._parameters.limit), *skipped))
+        return Built(requests, (*shortage(n_asked, self._parameters.limit, len(rows) - n_asked), *skipped))
 
     def _read(self) -> tuple[list[Row], int]:
         """(rows, how many of them may be asked); a question that is there twice for a role is there once."""

@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from results.records import Request
 from workloads import files_read
 from workloads.base import WorkloadError
-from workloads.datasets import DAMAGED, MAKE_READABLE, parsed
+from workloads.datasets import DAMAGED, MAKE_READABLE, parsed, shortage
 from workloads.ruler_samples import Prompt, RulerParameters, RulerTask, lm_eval_text
 
 
@@ -69,6 +70,10 @@ class RulerQA(RulerTask):
         order = list(range(len(self._corpus.questions)))
         random.Random(self._parameters.seed).shuffle(order)
         return order
+
+    def _notes(self, requests: Sequence[Request], n_asked: int) -> tuple[str, ...]:
+        short = shortage(len(self._corpus.questions), self._parameters.limit)
+        return (*short, *super()._notes(requests, n_asked))
 
     def _sample(self, sample_id: str, number: int) -> QASample:
         return QASample(sample_id, self._corpus, self._corpus.questions[number], self.length)
@@ -177,6 +182,12 @@ def _read(path: Path, file: QAFile) -> Corpus:
         raise WorkloadError(f"{path}: {type(error).__name__} ({error}); {file.schema} is expected") from error
     except OSError as error:
         raise WorkloadError(f"{path}: {error}; {MAKE_READABLE}") from error
+    for asked in corpus.questions:
+        if not asked.outputs or not all(isinstance(text, str) and text.strip() for text in asked.outputs):
+            raise WorkloadError(
+                f"{path}: the answers to {asked.query!r:.80} are {asked.outputs!r:.80}, and each must be a text that is"
+                f" not empty; {file.schema} is expected"
+            )
     if not corpus.questions:
         raise WorkloadError(f"{path}: no question with an answer in it; {file.schema} is expected")
     return corpus

@@ -105,20 +105,25 @@ class ShareGPT(GenerationWorkload):
         return [r.prompt_ids for r in islice((r for r in requests if n_tokens(r) <= max_length), n)]
 
     def _build(self, tokenizer: Tokenizer, max_length: int) -> Built:
-        asked, _ = self._split()
+        asked, reserved = self._split()
         chosen = [asked[i] for i in choose(len(asked), self._parameters.limit, self._parameters.seed)]
         asked_for = [
             request
             for row in chosen
             for request in conversation_requests(list(self._turns(row, tokenizer)), tokenizer, self._parameters.answers)
         ]
+        if not asked_for:
+            raise WorkloadError(
+                f"sharegpt: no human turn of {len(chosen)} conversations has an answer behind it, and no other is asked"
+                f" ({self.data_source}); raise limit, or name other data"
+            )
         requests, skipped = fitting(asked_for, max_length, self._parameters.too_long, self.name, "turns")
         if not requests:
             raise WorkloadError(
                 f"sharegpt: none of {len(asked_for)} turns of {len(chosen)} conversations fits the model's "
                 f"{max_length} tokens; lower max_new_tokens, or use a model with a longer context"
             )
-        notes = [*self._notes_of_ids, *shortage(len(asked), self._parameters.limit), *skipped]
+        notes = [*self._notes_of_ids, *shortage(len(asked), self._parameters.limit, len(reserved)), *skipped]
         if self._parameters.answers == "generated":
             notes.append(STANDS_ON_OWN_ANSWERS)
         if n_chunks := sum(ROLES[row["conversations"][0]["from"]] == "assistant" for row in chosen):
