@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperGroup
+
+from devices.models.sheet import parse_sheet
+from harness.commands import app
+from harness.plan import draft_plan
+from tests.plans import raw_plan
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -42,3 +52,52 @@ def test_what_is_to_be_installed_can_be_typed_and_is_an_extra() -> None:
     ]
     assert {quote for quote, _ in told} == {"'", '"'}
     assert {name for _, names in told for name in names.split(",")} <= extras
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Arguments of joulebench, of each line in a block of code."""
+    for line in "".join(blocks(page, "[a-z]*")).replace("\\\n", " ").splitlines():
+        if found := re.match(r" *(?:[A-Z_]+=\S+ )*joulebench (.*)", line):
+            args = shlex.split(found[1], comments=True)
+            yield args[: next((i for i, arg in enumerate(args) if arg in ("&", ">", "|")), len(args))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_can_be_given_as_they_stand(page: Path) -> None:
+    """Their names, options and the values of options; nothing is run."""
+    for args in commands(page):
+        command: Any = typer.main.get_command(app)
+        context, rest = typer.Context(command), args
+        while isinstance(command, TyperGroup):
+            _, command, rest = command.resolve_command(context, rest)
+        command.make_context(command.name, list(rest), parent=context)
+
+
+def test_a_command_with_a_wrong_option_would_be_seen() -> None:
+    group: Any = typer.main.get_command(app)
+    _, command, rest = group.resolve_command(typer.Context(group), ["run", "my.toml", "--outt", "x"])
+    with pytest.raises(Exception, match="No such option: --outt"):
+        command.make_context("run", rest)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=lambda page: str(page.relative_to(ROOT)))
+def test_plans_and_sheets_of_a_page_have_known_keys(page: Path) -> None:
+    """Parts of a plan are put into a whole one."""
+    for text in blocks(page, "toml"):
+        try:
+            each = [tomllib.loads(text)]
+        except tomllib.TOMLDecodeError:  # one line and another that may stand in its place
+            each = [tomllib.loads(line) for line in text.splitlines()]
+        for raw in each:
+            if "units" in raw:
+                parse_sheet(text, raw["name"])
+            elif "technique" in raw:
+                assert draft_plan(raw_plan(engine=[{"name": "a", **raw}])).problems == ()
+            else:
+                told = draft_plan(raw_plan(**raw)).problems
+                # What a plan names may not be on this machine.
+                assert [problem for problem in told if "unknown" in problem or "must" in problem] == []
