@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 PACKAGES = ("torch", "numpy", "lm_eval", "transformers", "tokenizers", "zeus", "pandas", "pyarrow", "nvidia-ml-py")
 """Those whose version can change a figure."""
+SYSCTL_S = 5.0
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 
 
@@ -88,14 +90,28 @@ def host_environment() -> Environment:
     )
 
 
-def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo"), sysctl: Path = Path("/usr/sbin/sysctl")) -> str:
     """What the processor is. A cloud calls all its processors by one name: family and model tell one from another."""
     facts = _facts_of_the_first_core(cpuinfo)
     named = facts.get("model name") or platform.processor() or platform.machine()
+    if not facts:
+        return _named_by_macos(sysctl) or named
     for keys in ({"family": "cpu family", "model": "model"}, {"implementer": "CPU implementer", "part": "CPU part"}):
         if all(key in facts for key in keys.values()):  # x86, then ARM
             return f"{named} ({', '.join(f'{name} {facts[key]}' for name, key in keys.items())})"
     return named
+
+
+def _named_by_macos(sysctl: Path) -> str | None:
+    """ "Apple M2 Pro". To Python each of them is an arm."""
+    try:
+        told = subprocess.run(
+            [sysctl, "-n", "machdep.cpu.brand_string"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SYSCTL_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return told.stdout.strip() or None
 
 
 def _facts_of_the_first_core(cpuinfo: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from devices.host import AUTO_ORDER, Host
 from devices.meters.modelled import ModelledMeter, load_watts_sheet
 from devices.meters.rapl import RaplMeter
 from devices.meters.replay import ReplayMeter
+from engines.kernels.compile import _processor
 from tests.fakes.powercap import Powercap
 
 CLOCK = MonotonicClock()
@@ -199,6 +201,23 @@ def test_environment_names_the_machine_and_the_packages_that_change_figures() ->
 def test_a_processor_is_told_from_others_of_its_name(tmp_path: Path, cpuinfo: str, named: str) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     assert cpu_model(tmp_path / "cpuinfo") == named
+
+
+def test_macs_are_told_from_each_other_by_their_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what macOS's sysctl says: an M1 and an M4 were "arm", one machine to a history and to the kernels' cache."""
+    sysctl, nowhere = tmp_path / "sysctl", tmp_path / "cpuinfo"
+    monkeypatch.setattr("engines.kernels.compile._cpuinfo", list)
+    keys = set()
+    for chip in ("Apple M1", "Apple M4 Max"):
+        sysctl.write_text(f'#!/bin/sh\n[ "$*" = "-n machdep.cpu.brand_string" ] && echo "{chip}"\n')
+        sysctl.chmod(0o755)
+        assert cpu_model(nowhere, sysctl) == chip
+        monkeypatch.setattr("devices.conditions.cpu_model", lambda: cpu_model(nowhere, sysctl))
+        keys.add(_processor.__wrapped__())
+    assert len(keys) == 2
+    python_says = platform.processor() or platform.machine()
+    sysctl.write_text("#!/bin/sh\necho unknown oid >&2\nexit 1\n")
+    assert (cpu_model(nowhere, sysctl), cpu_model(nowhere, nowhere)) == (python_says, python_says)
 
 
 class HotMeter(OpenedMeter):

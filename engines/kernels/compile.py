@@ -254,7 +254,9 @@ def _processor() -> str:
     """What -march=native depends on: a home folder may be shared by unlike machines."""
     lines = _cpuinfo()
     if not lines:
-        return f"{platform.machine()} {platform.processor()}"
+        from devices.conditions import cpu_model
+
+        return f"{platform.machine()} {cpu_model()}"
     described = ("model", "flags", "Features", "CPU part")
     return " ".join(sorted({line for line in lines if line.startswith(described)}))
 
