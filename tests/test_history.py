@@ -99,6 +99,22 @@ def test_runs_that_come_change_and_go_are_seen(tmp_path: Path) -> None:
         assert [(run.folder, run.n_ok) for run in found.runs] == [("run001", 4), ("run002", 3), ("deeper/one", 1)]
 
 
+@pytest.mark.parametrize("energy_j", [float("nan"), float("inf")])
+def test_what_is_no_number_in_one_run_stops_no_history(tmp_path: Path, energy_j: float) -> None:
+    """As in a run that somebody sent: `history` and `regress` of all runs ended with "nobody foresaw this"."""
+    folders = write_history(tmp_path, 8, lambda day, arm: 1.0, n_repeats=3)
+    trials = [made_trial("cell0000", i, 1.0, energy_j=energy_j if i == 1 else 4.0) for i in range(3)]
+    write_run(tmp_path / "run008", [cell("cell0000", engine="dropless", label="dropless")], trials, day=8)
+    with open_history(tmp_path) as found:
+        (own,) = found.cells("run008")
+    values = {figure.metric: set(figure.values) for figure in own.figures}
+    assert (values["energy_per_response"], values["e2e"]) == ({0, 2}, {0, 1, 2})
+    assert listed(tmp_path).code == 0
+    assert joulebench("history", str(tmp_path), "--html", str(tmp_path / "h.html")).code == 0
+    assert joulebench("regress", "--baseline", folders[0].name, str(tmp_path)).code == 0
+    assert joulebench("compare", str(folders[0]), str(tmp_path / "run008")).code == 0
+
+
 def test_a_damaged_run_is_told_and_skipped_until_it_is_whole_again(tmp_path: Path) -> None:
     folders = write_history(tmp_path, 3, step)
     database = folders[1] / "run.sqlite"

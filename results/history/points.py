@@ -232,12 +232,13 @@ def _roads(trials: Sequence[Trial]) -> dict[Phase, tuple[str, ...]]:
 
 
 def cost_figures(trials: Sequence[Trial]) -> list[Figure]:
-    """Times, joules and memory: of each metric, phase, method and meter its values by repeat."""
+    """Times, joules and memory: of each metric, phase, method and meter its values by repeat. What is no number
+    in a run of others is no figure, as of scores: a history is of the other runs too."""
     found: dict[tuple[Any, ...], dict[int, float]] = {}
     for trial in trials:
         for read in (latency_observations, load_observations, energy_observations, size_observations):
             for o in read(trial):
-                if o.value is not None and (o.metric, o.phase) in METRICS:
+                if o.value is not None and math.isfinite(o.value) and (o.metric, o.phase) in METRICS:
                     found.setdefault((o.metric, o.phase, o.unit, o.method, o.meter), {})[trial.repeat] = o.value
     errors = _meter_errors(trials) if any(key[4] for key in found) else {}
     made = []
@@ -268,7 +269,7 @@ def _meter_errors(trials: Iterable[Trial]) -> dict[tuple[str, Phase], tuple[floa
         for reading in trial.energy:
             relative = reading.method == "relative gauge"
             amount = reading.gauge_units if relative else reading.energy_j
-            if reading.component == "total" and amount:
+            if reading.component == "total" and amount and math.isfinite(amount):
                 stated = reading.gauge_units_uncertainty if relative else reading.uncertainty_j
                 whole = None if stated is None else stated / abs(amount)
                 found.setdefault((reading.meter, reading.phase), []).append(
