@@ -149,6 +149,8 @@ WIDEST = 44
 
 def _print(found: History, runs: Sequence[RunPoint]) -> None:
     """Plain lines: of a thousand runs a table of rich takes seconds."""
+    from rich.cells import cell_len
+
     marks: dict[str, list[str]] = {}
     with suppress(Exception):
         from results.history.marks import read_marks
@@ -157,12 +159,13 @@ def _print(found: History, runs: Sequence[RunPoint]) -> None:
             for folder in folders:
                 marks.setdefault(folder, []).append(name)
     rows = [COLUMNS, *(_row(run, marks.get(run.folder, ())) for run in runs)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    widths = [max(cell_len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = []
     for row in rows:
+        blanks = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
         cells = [
-            cell.rjust(width) if name in RIGHT else cell.ljust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+            blank + cell if name in RIGHT else cell + blank
+            for name, cell, blank in zip(COLUMNS, row, blanks, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     lines += [printable(line) for line in (*_settings_told(found, runs), *_copies_told(runs))]

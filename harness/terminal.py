@@ -121,7 +121,9 @@ def fill(
 
 def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int | None]:
     """Of columns with these texts, so that words are whole; None where these have no room, or all need no more."""
-    whole = [max(map(len, own), default=0) for own in texts]
+    from rich.cells import cell_len
+
+    whole = [max(map(cell_len, own), default=0) for own in texts]
     words = [_longest_word(own) for own in texts]
     if sum(words) > room:
         words = [min(WHOLE_WORD, word) for word in words]
@@ -135,7 +137,9 @@ def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int | None]:
 
 
 def _longest_word(texts: Sequence[str]) -> int:
-    return max((len(word) for text in texts for word in text.split()), default=0)
+    from rich.cells import cell_len
+
+    return max((cell_len(word) for text in texts for word in text.split()), default=0)
 
 
 def table_of_arms(title: str, console: Console) -> Table:

@@ -10,6 +10,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from devices import cpu_seconds
 from harness import history_command
@@ -47,6 +48,17 @@ def test_a_list_has_a_line_for_each_run_with_its_trials_and_figures(runs: Path) 
     assert "dropless, npumoe" in lines[0]
     assert "counter" in lines[0]  # the method of its joules
     assert len(listed(runs, "--last", "3").stdout.splitlines()) == 4
+
+
+def test_columns_stand_below_each_other_where_letters_are_wide(tmp_path: Path) -> None:
+    """An emoji takes two columns of a terminal."""
+    for name in ("plain", "🎉🎉", "専門家"):
+        write_run(tmp_path / name, [cell("c1")], [made_trial("c1", 0, 1.0)], 0)
+    head, *lines = listed(tmp_path).stdout.splitlines()
+    places = {
+        cell_len(line[: line.index(word)]) for line, word in ((head, "device"), *((one, "host") for one in lines))
+    }
+    assert (len(lines), len(places)) == (3, 1)
 
 
 def test_a_run_that_is_dated_ahead_is_told(tmp_path: Path) -> None:

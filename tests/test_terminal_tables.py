@@ -91,3 +91,12 @@ def test_a_verdict_is_whole_and_nothing_is_lost_where_words_have_no_room(
     assert "REGRESSION" in told
     expected = "".join("".join(row) for row in (TITLES, *VERDICTS)).replace(" ", "")
     assert sorted("".join(told.split()).replace("─", "")) == sorted(expected)
+
+
+def test_words_of_wide_letters_are_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each takes two columns of a terminal."""
+    arms = ("専門家の配置", "ベースライン", "🎉🎉🎉🎉🎉🎉")
+    monkeypatch.setenv("COLUMNS", "33")
+    print_rows([{"arm": arm, "technique": "prefetch-hint, dropless"} for arm in arms], False, "")
+    told = capsys.readouterr().out
+    assert all(arm in told for arm in arms)
