@@ -278,3 +278,11 @@ def test_each_device_has_units_that_its_figures_read_well_in() -> None:
 
 
 ENERGY_COLUMNS = (("energy_per_token", "all", "J/token"), ("energy_per_response", "all", "J/response"))
+
+
+def test_accuracy_of_a_workload_whose_trials_all_failed_is_missing_and_not_unscored() -> None:
+    """Whether it would have been scored nobody knows."""
+    data = run(named("first", "second"), [failed("first", error="boom"), failed("second", error="boom")])
+    assert screen(data).table.headings[2].below == "missing"
+    unscored = run(named("first", "second"), [*lasting("first", noisy(1.0)), *lasting("second", noisy(2.0))])
+    assert screen(unscored).table.headings[2].below == "not scored"

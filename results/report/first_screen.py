@@ -12,7 +12,7 @@ from markupsafe import Markup
 from results.cells import usable
 from results.operations import share_words
 from results.records import Cell
-from results.report.arm_figures import QUANTITIES, Quantity
+from results.report.arm_figures import NOT_SCORED, QUANTITIES, Quantity
 from results.report.arms import Arm, arms_of
 from results.report.caveats import Caveat, caveats_of, subject_of
 from results.report.notes import Noted
@@ -149,7 +149,8 @@ def _heading(quantity: Quantity, group: Group) -> Heading:
 def _covered(group: Group) -> str:
     """What a column of accuracy is over."""
     if group.workload is not None:
-        return group.score or "not scored"
+        is_unscored = any(NOT_SCORED in (row["accuracy"].reason or "") for row in group.rows)
+        return group.score or ("not scored" if is_unscored else "missing")
     if not group.other_scores or not group.shared_scores:
         return "right answers"
     others = ", ".join(group.other_scores)
