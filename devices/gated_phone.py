@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
@@ -12,6 +13,14 @@ FactsT = TypeVar("FactsT")
 
 WATCH_EVERY_S = 5.0
 """Between two looks at a phone's state in a window: each costs it some 0.1 s of one core."""
+
+
+UNIT_DIGITS = 12
+
+
+def unit_of(serial: str | None) -> str | None:
+    """What tells two phones of one model apart in a run's records, which may be given to others: a digest."""
+    return hashlib.sha256(serial.encode()).hexdigest()[:UNIT_DIGITS] if serial else None
 
 
 class GatedPhone(ABC, Generic[FactsT]):

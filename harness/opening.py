@@ -148,6 +148,12 @@ def check_same_machine(then: RunInfo, now: Mapping[str, Environment], directory:
                 f"{directory} was begun on another machine or software ({'; '.join(changed)}); go on there, or start"
                 " anew with another --out"
             )
+        one, other = then.environments[device].unit, environment.unit
+        if one is not None and other is not None and one != other:
+            raise StoreError(
+                f"{directory} was begun on another phone of this model ({device}: the digest of its serial number was"
+                f" {one}, and is {other} now); connect that one, or start anew with another --out"
+            )
         road = _other_road(then.environments[device].build, environment.build)
         if road:
             raise StoreError(

@@ -77,6 +77,8 @@ class Environment(Record):
     python: str
     joulebench: str
     packages: dict[str, str]
+    unit: str | None = None
+    """Which of several alike: the first digits of the SHA-256 of a phone's serial number. None: it is not known."""
 
     @field_validator("os", "machine", "cpu_model")
     @classmethod

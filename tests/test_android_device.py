@@ -24,7 +24,7 @@ from tests.data_folder import data_folder
 from tests.eventually import eventually, gone, is_alive
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
-from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
+from tests.fakes.phone import DISCHARGING, PROPERTIES, THERMAL, FakePhone
 
 pytestmark = pytest.mark.waits
 
@@ -75,6 +75,34 @@ def test_the_environment_is_the_phones(device: AndroidDevice) -> None:
     assert environment.machine == "arm64-v8a"
     assert environment.cpu_model == "Example Phone One, SM8650: 2x Cortex-A520 + 1x Cortex-X4"
     assert (environment.n_cores, environment.memory_bytes) == (3, 8_000_000 * 1024)
+
+
+def test_two_phones_of_one_model_are_told_apart(fake: FakePhone, server: FakeAdbServer) -> None:
+    """`printf R58M42ABCDE | sha256sum`, and so on: the serial number itself stays out of a run's records."""
+    seen = []
+    for serial in ("R58M42ABCDE", "R58M42FGHIJ"):
+        told = PROPERTIES | {"ro.serialno": serial}
+        fake.answer("getprop", "".join(f"[{k}]: [{v}]\n" for k, v in told.items()))
+        device = device_at(server)
+        device.open()
+        seen.append(device.environment())
+        device.close()
+    assert [e.unit for e in seen] == ["80f113ee4930", "20f9307d463b"]
+    assert seen[0].model_copy(update={"unit": None}) == seen[1].model_copy(update={"unit": None})
+
+
+def test_a_trial_does_not_begin_on_another_phone_that_has_the_address_by_now(fake: FakePhone) -> None:
+    fake.serial = "192.168.1.7:5555"
+    fake.answer("getprop ro.serialno", "R58M42ABCDE\n")
+    with FakeAdbServer(fake) as server, FakeBattery(fake, 2.0):
+        address = ServerAddress("127.0.0.1", server.port)
+        device = AndroidDevice("adb:192.168.1.7:5555", 0.05, CLOCK, AT_ONCE, address=address)
+        device.open()
+        device.wait_until_ready()
+        fake.answer("getprop ro.serialno", "R58M42FGHIJ\n")
+        with pytest.raises(DeviceError, match="leads to another phone now"):
+            device.wait_until_ready()
+        device.close()
 
 
 def test_conditions_say_heat_charge_and_throttling(fake: FakePhone, device: AndroidDevice) -> None:

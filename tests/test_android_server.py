@@ -142,6 +142,24 @@ def test_a_phone_that_left_the_network_is_told(tmp_path: Path) -> None:
         find_phone("adb:192.168.1.7:5555", at(server))
 
 
+def test_an_address_that_leads_to_another_phone_by_now_is_not_believed(tmp_path: Path) -> None:
+    """Two phones of one model: a router gives the address of the one that left to the other."""
+    address = "192.168.1.7:5555"
+    first, other = (FakePhone(tmp_path / name, serial=address) for name in ("first", "other"))
+    first.answer("getprop ro.serialno", "R58M42ABCDE\n")
+    other.answer("getprop ro.serialno", "R58M42FGHIJ\n")
+    with FakeAdbServer(first) as server:
+        link = Phone(f"adb:{address}", at(server))
+        link.reach()
+        first.drop_link()
+        server.phones[:] = [other]
+        with pytest.raises(DeviceError, match=r"leads to another phone now .*R58M42FGHIJ, it was R58M42ABCDE") as error:
+            link.reach()
+        assert not isinstance(error.value, TransientDeviceError)
+        server.phones[:] = [first]
+        link.reach()
+
+
 def test_android_6_is_refused(server: FakeAdbServer, phone: FakePhone) -> None:
     phone.features = ["cmd"]
     with pytest.raises(DeviceError, match="Android 7 is needed"):

@@ -265,6 +265,7 @@ def test_the_environment_is_the_phones_and_unknown_is_none(device: IosDevice) ->
         "arm64e",
     )
     assert (environment.n_cores, environment.memory_bytes) == (6, None)
+    assert environment.unit == "aefec05fcd7a"  # printf 00008140-0001100100000001 | sha256sum
 
 
 def test_conditions_are_the_batterys(device: IosDevice) -> None:

@@ -156,6 +156,13 @@ def test_memory_of_unlike_machines_is_told_in_the_unit_of_all_memory() -> None:
     assert list(unlike_environments(small, large)) == [("machines", "memory 8.00 GiB; 16.0 GiB")]
 
 
+def test_two_phones_of_one_model_are_unlike() -> None:
+    one, other = (ENVIRONMENT.model_copy(update={"unit": unit}) for unit in ("8c2f01d5b7aa", "04d1c3e99b6f"))
+    words = "phone (digest of its serial number) 8c2f01d5b7aa; 04d1c3e99b6f"
+    assert list(unlike_environments(one, other)) == [("machines", words)]
+    assert list(unlike_environments(one, ENVIRONMENT)) == []
+
+
 def test_joules_of_two_meters_are_refused_and_then_carry_both_meters_whole_error(tmp_path: Path) -> None:
     paths = []
     for name, meter, scale in (("a", "nvml", 1.0), ("b", "rapl", 1.1)):

@@ -346,6 +346,24 @@ def test_a_run_is_not_continued_on_another_machine(tmp_path: Path) -> None:
     run(planned(), FakeBench(), tmp_path / "run", resume=True)  # the lock was given back
 
 
+class OfOneModel(FakeDevice):
+    unit: str | None = "8c2f01d5b7aa"
+
+    def environment(self) -> Environment:
+        return super().environment().model_copy(update={"unit": self.unit})
+
+
+def test_a_run_is_not_continued_on_another_phone_of_the_same_model(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.fake_device = phone = OfOneModel(bench.machine, bench.fake_device.meters)
+    run(planned(), bench, tmp_path / "run")
+    phone.unit = "04d1c3e99b6f"
+    with pytest.raises(StoreError, match=r"begun on another phone .*was 8c2f01d5b7aa, and is 04d1c3e99b6f now"):
+        run(planned(), bench, tmp_path / "run", resume=True)
+    phone.unit = None  # runs of before, and phones that do not tell it
+    run(planned(), bench, tmp_path / "run", resume=True)
+
+
 def test_a_run_of_another_plan_is_not_continued(tmp_path: Path) -> None:
     run(planned(), FakeBench(), tmp_path / "run")
     other = planned({"repeats": 2})

@@ -27,7 +27,7 @@ from devices.base import Clock, DeviceError
 from devices.conditions import host_environment
 from devices.cpu_cycles import CpuCycles
 from devices.device_lock import DeviceLock
-from devices.gated_phone import GatedPhone
+from devices.gated_phone import GatedPhone, unit_of
 from devices.gates import CountdownListener, Gates
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
@@ -103,7 +103,13 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
 
     def wait_until_ready(self) -> None:
         """Also for a phone that restarts, or whose link is gone for a moment. Raises `NotReadyError`, `DeviceError`."""
-        self.phone.reached(super().wait_until_ready, self.reconnect_s)
+
+        def reach_and_wait() -> None:
+            # Its address may have gone to another phone since the last trial.
+            self.phone.reach()
+            super(AndroidDevice, self).wait_until_ready()
+
+        self.phone.reached(reach_and_wait, self.reconnect_s)
 
     def why_not_ready(self) -> str | None:
         battery = parse_battery(self.phone.read("dumpsys battery") or "")
@@ -131,6 +137,7 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
                 "n_cores": n_cores,
                 "n_threads": n_cores,
                 "memory_bytes": facts.memory_bytes,
+                "unit": unit_of(facts.serial),
             }
         )
 

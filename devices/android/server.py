@@ -158,6 +158,11 @@ def _listed(text: str) -> Iterator[ListedPhone]:
         yield ListedPhone(serial.strip(), state, _remedy(state))
 
 
+def is_address(serial: str) -> bool:
+    """Whether this is HOST:PORT: where a phone is, and not which."""
+    return _NETWORK_SERIAL.match(serial) is not None
+
+
 def find_phone(name: str, address: ServerAddress | None = None) -> AdbDevice:
     """The phone that a plan names: `adb:SERIAL`, `adb:HOST:PORT` (connected first), or `adb:` for the only one.
 
@@ -167,7 +172,7 @@ def find_phone(name: str, address: ServerAddress | None = None) -> AdbDevice:
     serial = name.removeprefix(DEVICE_PREFIX).strip()
     client = _Client(*address)
     phones = list_phones(address)
-    if _NETWORK_SERIAL.match(serial) and not any(p.serial == serial and p.state == "device" for p in phones):
+    if is_address(serial) and not any(p.serial == serial and p.state == "device" for p in phones):
         _connect(client, serial)
         phones = list_phones(address)
     phone = _choose(phones, serial)

@@ -20,10 +20,18 @@ from typing import NamedTuple, TypeVar
 from adbutils import AdbDevice
 from adbutils._adb import AdbConnection
 
-from devices.android.server import ANSWER_TIMEOUT_S, DEVICE_PREFIX, ServerAddress, adb_errors, find_phone
+from devices.android.server import (
+    ANSWER_TIMEOUT_S,
+    DEVICE_PREFIX,
+    ServerAddress,
+    adb_errors,
+    find_phone,
+    is_address,
+)
 from devices.base import DeviceError, TransientDeviceError
 
 COMMAND_TIMEOUT_S = 20.0
+SERIAL_PROPERTY = "ro.serialno"
 RECONNECT_S = 30.0
 """How long a window's start waits for a phone or a server that went away."""
 _STDIN, STDOUT, STDERR, EXIT, _CLOSE_STDIN = 0, 1, 2, 3, 4
@@ -162,6 +170,8 @@ class Phone:
         self._name = name
         self._address = address
         self._device: AdbDevice | None = None
+        self._told_serial = ""
+        """What the phone itself said at the first time, where its name is an address of the network."""
 
     @property
     def name(self) -> str:
@@ -185,6 +195,8 @@ class Phone:
                     features = str(device.get_features()).split(",")
                 if "shell_v2" not in features:
                     raise DeviceError(f"adb: {device.serial} has no shell_v2 (Android 6 or older); Android 7 is needed")
+                if is_address(device.serial):
+                    self._refuse_another(device)
                 # `adb:` is the only phone in reach at the first time; from then on it is that one.
                 self._device, self._name = device, DEVICE_PREFIX + device.serial
                 return device
@@ -193,6 +205,20 @@ class Phone:
                 if time.monotonic() + every_s > deadline_s:
                     raise
                 time.sleep(every_s)
+
+    def _refuse_another(self, device: AdbDevice) -> None:
+        """A router gives the address of a phone that left to the next one. Raises `DeviceError`."""
+        stream = ShellStream(device, f"getprop {SERIAL_PROPERTY}", COMMAND_TIMEOUT_S)
+        try:
+            told = stream.finish(COMMAND_TIMEOUT_S).stdout.strip()
+        finally:
+            stream.close()
+        if told and self._told_serial and told != self._told_serial:
+            raise DeviceError(
+                f"adb: {device.serial} leads to another phone now (serial number {told}, it was {self._told_serial});"
+                " let the router keep one address for each phone, and connect the first one again"
+            )
+        self._told_serial = told or self._told_serial
 
     def reached(self, begin: Callable[[], T], limit_s: float) -> T:
         """What `begin` starts; where the phone went away, it is looked for and `begin` called again."""

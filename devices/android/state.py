@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from devices.android.shell import Phone, split_grep
+from devices.android.shell import SERIAL_PROPERTY, Phone, split_grep
 from devices.android.topology import CAP_FILES, frequency_caps
 
 CHARGING, DISCHARGING, NOT_CHARGING, FULL = 2, 3, 4, 5
@@ -101,6 +101,8 @@ class PhoneFacts:
     memory_bytes: int | None
     build: str | None
     """Such as `AP4A.250105.002 12701944`: of a monthly update, which keeps Android's number and may keep the kernel."""
+    serial: str | None = None
+    """Its maker's number of it, whatever name adb has for it."""
 
 
 def parse_battery(text: str) -> BatteryState | None:
@@ -161,6 +163,7 @@ def parse_facts(properties: dict[str, str], meminfo: str, kernel: str | None) ->
         abi=properties.get("ro.product.cpu.abi", "unknown"),
         kernel=kernel.strip() if kernel else None,
         memory_bytes=parse_memory_bytes(meminfo),
+        serial=properties.get(SERIAL_PROPERTY) or None,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from devices.base import Clock, DeviceError, Meter
 from devices.conditions import host_environment
 from devices.device_lock import DeviceLock
-from devices.gated_phone import GatedPhone
+from devices.gated_phone import GatedPhone, unit_of
 from devices.gates import CountdownListener, Gates, Lasting, too_hot_or_empty
 from devices.ios.app_console import AppRun, run_app
 from devices.ios.battery import BatteryMeter
@@ -123,6 +123,7 @@ class IosDevice(GatedPhone[PhoneFacts]):
                 "n_threads": facts.n_cores,
                 # No service tells it.
                 "memory_bytes": None,
+                "unit": unit_of(facts.udid),
             }
         )
 

@@ -19,7 +19,7 @@ WHATS: Final[dict[What, str]] = {
     "requests": "other questions",
     "methods": "measured beside modelled, and other ways to a figure",
     "meters": "joules of other meters",
-    "machines": "another processor, core count or memory",
+    "machines": "another processor, core count, memory, or phone of one model",
     "systems": "another operating system",
     "versions": "other versions of Python, packages, joulebench or its kernels",
     "roads": "computed in unlike ways (decision 0025)",
@@ -54,6 +54,7 @@ def unlike_environments(first: Environment | None, second: Environment | None) -
         ("cpu_model", "CPU"),
         ("n_cores", "cores"),
         ("n_threads", "threads"),
+        ("unit", "phone (digest of its serial number)"),
     ):
         one, other = getattr(first, name), getattr(second, name)
         if one != other and one is not None and other is not None:
