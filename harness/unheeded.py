@@ -18,9 +18,15 @@ def unheeded_of_protocol(protocol: TrialProtocol, devices: Sequence[DeviceSpec])
     given = changed(protocol)
 
     def told(key: str, why: str) -> str:
-        return f"protocol.{key} = {getattr(protocol, key)} changes nothing: {why}; remove it"
+        value = getattr(protocol, key)
+        is_plain = isinstance(value, int | float)
+        return f"protocol.{key}{f' = {value}' if is_plain else ''} changes nothing: {why}; remove it"
 
-    if "repeats" in given and protocol.stop is not None:
+    if devices and all(device.is_modelled for device in devices):
+        for key in ("repeats", "stop"):
+            if key in given:
+                yield told(key, "a modelled device gives the same figures each time, and is priced once")
+    elif "repeats" in given and protocol.stop is not None:
         yield told("repeats", "stop decides how often a window is taken")
     if "seed" in given and protocol.order != "shuffled":
         yield told("seed", f'it is of order = "shuffled", and the order is "{protocol.order}"')

@@ -14,7 +14,7 @@ from harness.run_parts import RunParts
 from harness.schema import PROTOCOL
 from harness.unheeded import unheeded_of_protocol
 from tests.fakes.families import CASES, write_family
-from tests.plans import DROPLESS, raw_plan
+from tests.plans import DROPLESS, HERE, HOST, M2_ULTRA, raw_plan
 
 
 def warnings_of(**changes: Any) -> list[str]:
@@ -50,6 +50,14 @@ def test_a_key_that_changes_nothing_is_told(protocol: dict[str, Any], told: str)
 )
 def test_what_is_read_or_is_the_default_is_not_told(protocol: dict[str, Any]) -> None:
     assert warnings_of(protocol=protocol) == []
+
+
+@pytest.mark.parametrize("protocol", [{"repeats": 9}, {"stop": {"metric": "ttft_s"}}])
+def test_repeats_of_modelled_devices_alone_are_told(protocol: dict[str, Any]) -> None:
+    (found,) = warnings_of(protocol=protocol, device=[M2_ULTRA])
+    assert found.startswith(f"protocol.{next(iter(protocol))}")
+    assert "is priced once" in found
+    assert warnings_of(protocol=protocol, engine=[DROPLESS | HERE], device=[M2_ULTRA, HOST]) == []
 
 
 def test_a_phone_reads_what_is_of_its_battery() -> None:
