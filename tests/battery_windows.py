@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -41,9 +40,9 @@ def window(
     """fault: what happens after `seconds`."""
     meter.start()
     start_s = CLOCK.now_s()
-    time.sleep(seconds)
+    CLOCK.sleep_until_s(start_s + seconds)
     fault()
-    time.sleep(seconds_behind)
+    CLOCK.sleep_until_s(start_s + seconds + seconds_behind)
     end_s = CLOCK.now_s()
     traces = meter.stop()
     return traces, energy(traces, start_s, end_s)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from devices.android.shell import Phone
     from results.store import Store
     from tests.fakes.adb_server import FakeAdbServer
+    from tests.fakes.held_clock import HeldClock
     from tests.fakes.ios_phone import FakeIphone, ServedIphone
     from tests.fakes.ios_tunneld import FakeTunneld
     from tests.fakes.phone import FakePhone
@@ -130,6 +131,15 @@ def tunneld(served: ServedIphone) -> Iterator[FakeTunneld]:
 
     with FakeTunneld([served]) as running:
         yield running
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldClock]:
+    """Of the test, of what is measured in it, and of the fake phones that are made behind it."""
+    from tests.fakes.held_clock import held
+
+    with held(tmp_path, monkeypatch) as clock:
+        yield clock
 
 
 @pytest.fixture

@@ -129,6 +129,7 @@ def test_bursts_go_on_in_a_long_window(phone: Phone, monkeypatch: pytest.MonkeyP
 # --- joules ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("sign", "per_ampere"), [(-1, 1e6), (1, 1e6), (-1, 1e3), (1, 1e3)])
 def test_constant_power_gives_its_joules_in_every_sign_and_unit(
     fake: FakePhone, phone: Phone, sign: int, per_ampere: float
@@ -142,6 +143,7 @@ def test_constant_power_gives_its_joules_in_every_sign_and_unit(
     assert ("positive" if sign > 0 else "negative") in trace.note
 
 
+@pytest.mark.usefixtures("clock")
 def test_steps_of_power_are_within_the_stated_uncertainty(fake: FakePhone, phone: Phone) -> None:
     """1 W, and 5 W for two stretches of 0.5 s: the closed form is the sum of rectangles."""
     power = StepPower(np.array([-1e9, 0.6, 1.1, 1.6, 2.1, 1e9]), np.array([1.0, 5.0, 1.0, 5.0, 1.0]))
@@ -159,6 +161,7 @@ def test_steps_of_power_are_within_the_stated_uncertainty(fake: FakePhone, phone
     assert reading.uncertainty_j < 0.2 * reading.energy_j
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_update_period_is_observed_and_raw_readings_are_kept(fake: FakePhone, phone: Phone) -> None:
     with FakeBattery(fake, WATTS, update_s=0.15), opened(phone) as meter:
         [trace], _ = window(meter, 1.5)
@@ -170,6 +173,7 @@ def test_the_update_period_is_observed_and_raw_readings_are_kept(fake: FakePhone
         assert (current.kind, voltage.kind) == ("raw", "raw")
 
 
+@pytest.mark.usefixtures("clock")
 def test_repeated_windows_of_one_meter_are_apart(fake: FakePhone, phone: Phone) -> None:
     with FakeBattery(fake, WATTS), opened(phone) as meter:
         [first], _ = window(meter, 0.2)
@@ -180,6 +184,7 @@ def test_repeated_windows_of_one_meter_are_apart(fake: FakePhone, phone: Phone) 
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_denied_sysfs_falls_back_to_the_service(
     fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +199,7 @@ def test_a_denied_sysfs_falls_back_to_the_service(
     assert reading.energy_j == pytest.approx(2.0 * reading.duration_s, rel=0.01)
 
 
+@pytest.mark.usefixtures("clock")
 def test_without_any_current_the_charge_counter_is_the_last_source(fake: FakePhone, phone: Phone) -> None:
     with opened(phone) as meter:
         [channel] = meter.channels
@@ -240,6 +246,7 @@ def test_a_phone_that_tells_nothing_is_refused_with_the_remedy(fake: FakePhone, 
         pass
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_current_that_rests_is_still_preferred_to_the_charge_counter_and_the_warning_names_the_phone(
     fake: FakePhone, phone: Phone, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,6 +259,7 @@ def test_a_current_that_rests_is_still_preferred_to_the_charge_counter_and_the_w
     assert "has not been seen to update" in warned
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_node_that_is_no_battery_is_not_taken(fake: FakePhone, phone: Phone) -> None:
     """A charger's node beside it, and a `bms` node that disagrees in sign: the one called battery counts."""
     with (
@@ -266,6 +274,7 @@ def test_a_node_that_is_no_battery_is_not_taken(fake: FakePhone, phone: Phone) -
         )
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_source_that_stands_still_gives_way_to_one_that_moves(fake: FakePhone, phone: Phone) -> None:
     with (
         FakeBattery(fake, WATTS) as stuck,

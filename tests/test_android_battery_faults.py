@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from threading import Timer
 
 import pytest
 
@@ -15,9 +14,10 @@ from devices.base import DeviceError, TransientDeviceError
 from tests.battery_windows import CLOCK, INTERVAL_S, WATTS, opened, window
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
+from tests.fakes.held_clock import HeldClock
 from tests.fakes.phone import FakePhone
 
-pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("short_calibration")]
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("clock", "short_calibration")]
 
 
 def test_a_stuck_current_has_no_energy(fake: FakePhone, phone: Phone) -> None:
@@ -75,10 +75,10 @@ def test_a_pulled_cable_is_a_transient_error_at_the_windows_end(fake: FakePhone,
         assert window(meter, 1.5)[1].energy_j is not None
 
 
-def test_a_phone_that_comes_back_in_time_is_waited_for(fake: FakePhone, phone: Phone) -> None:
+def test_a_phone_that_comes_back_in_time_is_waited_for(fake: FakePhone, phone: Phone, clock: HeldClock) -> None:
     with FakeBattery(fake, WATTS), opened(phone, reconnect_s=5.0) as meter:
         fake.pull_cable()
-        Timer(1.0, fake.plug_in).start()
+        clock.later(1.0, fake.plug_in)
         assert window(meter, 1.5)[1].energy_j is not None
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
 
 import numpy as np
 import pytest
@@ -37,11 +35,12 @@ from results.store import Store
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part, read_states, read_traces, write_traces
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
+from tests.fakes.held_clock import HeldClock
 from tests.fakes.machine import FakeBench, FakeDevice, FakeEngine, FakeMachine, FakeWorkload, fake_requests
 from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
 from tests.plans import FAST, raw_plan
 
-pytestmark = pytest.mark.waits
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("clock")]
 
 POWER_W = 2.0
 PROTOCOL = TrialProtocol(warmup=0, idle_s=1.5, sample_interval_s=0.05)
@@ -54,7 +53,7 @@ class RealTime(FakeMachine):
         return MonotonicClock().now_s()
 
     def work(self, seconds: float, watts: float) -> None:
-        time.sleep(seconds)
+        MonotonicClock().sleep_until_s(self.now_s() + seconds)
 
 
 @pytest.fixture
@@ -129,21 +128,23 @@ def test_joules_follow_again_from_the_stored_raw_readings_without_the_phone(arm:
     assert [t.kind for t in read_traces(path, WINDOW)] == ["held"]
 
 
-def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(arm: PreparedCell, fake: FakePhone) -> None:
+def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(
+    arm: PreparedCell, fake: FakePhone, clock: HeldClock
+) -> None:
     charging = DISCHARGING.replace("status: 3", "status: 2")
-    Timer(2.5, fake.answer, ("dumpsys battery", charging)).start()
+    clock.later(2.5, fake.answer, "dumpsys battery", charging)
     trial, _ = run_trial(arm, PROTOCOL, repeat=0)
     assert trial.marks == ("charging",)
 
 
 def test_a_charger_that_came_and_went_within_the_window_marks_it(
-    arm: PreparedCell, fake: FakePhone, monkeypatch: pytest.MonkeyPatch
+    arm: PreparedCell, fake: FakePhone, monkeypatch: pytest.MonkeyPatch, clock: HeldClock
 ) -> None:
     """The status stays `discharging`, as on a weak port; neither before nor after is anything to be seen."""
     monkeypatch.setattr(arm.device, "watch_every_s", 0.2)
     # The idle stretch before takes 1.5 s, the window as long.
-    Timer(2.0, fake.answer, ("dumpsys battery", DISCHARGING.replace("USB powered: false", "USB powered: true"))).start()
-    Timer(2.8, fake.answer, ("dumpsys battery", DISCHARGING)).start()
+    clock.later(2.0, fake.answer, "dumpsys battery", DISCHARGING.replace("USB powered: false", "USB powered: true"))
+    clock.later(2.8, fake.answer, "dumpsys battery", DISCHARGING)
     trial, _ = run_trial(arm, PROTOCOL, repeat=0)
     assert [c.charging for c in trial.conditions] == [False, True, False, False]
     assert trial.marks == ("charging",)
@@ -151,7 +152,7 @@ def test_a_charger_that_came_and_went_within_the_window_marks_it(
 
 @pytest.mark.parametrize("has_node", [True, False])
 def test_a_charger_of_a_second_between_two_looks_marks_the_recording(
-    arm: PreparedCell, fake: FakePhone, battery: FakeBattery, has_node: bool
+    arm: PreparedCell, fake: FakePhone, battery: FakeBattery, has_node: bool, clock: HeldClock
 ) -> None:
     """The state is looked at every 5 s; what reads the gauge sees its charger, or that its current falls, and looks."""
     online = "/sys/class/power_supply/usb/online"
@@ -161,13 +162,13 @@ def test_a_charger_of_a_second_between_two_looks_marks_the_recording(
         fake.file(online, "0\n")
         arm.device.close()
         arm.device.open()
-        Timer(0.6, fake.file, (online, "2\n")).start()
-        Timer(1.6, fake.file, (online, "0\n")).start()
+        clock.later(0.6, fake.file, online, "2\n")
+        clock.later(1.6, fake.file, online, "0\n")
     else:
-        Timer(0.6, fake.answer, ("dumpsys battery", powered)).start()
-        Timer(1.6, fake.answer, ("dumpsys battery", DISCHARGING)).start()
-        Timer(0.7, battery.change, kwargs={"per_ampere": 1e5}).start()
-        Timer(1.6, battery.change, kwargs={"per_ampere": 1e6}).start()
+        clock.later(0.6, fake.answer, "dumpsys battery", powered)
+        clock.later(1.6, fake.answer, "dumpsys battery", DISCHARGING)
+        clock.later(0.7, battery.change, per_ampere=1e5)
+        clock.later(1.6, battery.change, per_ampere=1e6)
     recording = record(arm.device, arm.clock, 2.5, lambda left_s: None)
     assert recording.marks == ("charging",)
     seen = [c.charging for c in recording.conditions]
@@ -191,11 +192,11 @@ DOZING = "  mWakefulness=Dozing\n"
     ],
 )
 def test_a_state_that_is_another_after_a_recording_marks_it(
-    arm: PreparedCell, fake: FakePhone, tmp_path: Path, what: str, is_now: str, mark: str
+    arm: PreparedCell, fake: FakePhone, tmp_path: Path, what: str, is_now: str, mark: str, clock: HeldClock
 ) -> None:
     fake.answer("settings get system screen_brightness", "102\n")
     put = fake.file if what.startswith("/") else fake.answer
-    Timer(0.3, put, (what, is_now)).start()
+    clock.later(0.3, put, what, is_now)
     recording = record(arm.device, arm.clock, 1.2, lambda left_s: None)
     assert recording.marks == (mark,)
     write_recording(recording, tmp_path / "trace.parquet")
@@ -205,8 +206,8 @@ def test_a_state_that_is_another_after_a_recording_marks_it(
     assert read_states(tmp_path / "trace.parquet")[0]["battery_percent"] == 82
 
 
-def test_a_cable_pulled_in_the_window_is_worth_a_retry(arm: PreparedCell, fake: FakePhone) -> None:
-    Timer(2.5, fake.pull_cable).start()
+def test_a_cable_pulled_in_the_window_is_worth_a_retry(arm: PreparedCell, fake: FakePhone, clock: HeldClock) -> None:
+    clock.later(2.5, fake.pull_cable)
     with pytest.raises(TransientDeviceError):
         run_trial(arm, PROTOCOL, repeat=0)
     fake.plug_in()
@@ -231,7 +232,12 @@ class PhoneBench(FakeBench):
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_cable_pulled_in_a_run_is_retried_and_costs_no_finished_trial(
-    arm: PreparedCell, fake: FakePhone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+    arm: PreparedCell,
+    fake: FakePhone,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    comes_back: bool,
+    clock: HeldClock,
 ) -> None:
     """Pulled in the second trial's window: plugged in again 0.3 s later, or never."""
     monkeypatch.setattr(arm.device.meters[0], "_reconnect_s", 0.0)
@@ -243,7 +249,7 @@ def test_a_cable_pulled_in_a_run_is_retried_and_costs_no_finished_trial(
         if len(asked) == 3:
             fake.pull_cable()
             if comes_back:
-                Timer(0.3, fake.plug_in).start()
+                clock.later(0.3, fake.plug_in)
         return answer(request, on_phase)
 
     monkeypatch.setattr(arm.engine, "run", pull_at_the_third)

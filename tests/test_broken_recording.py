@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Timer
 
 import numpy as np
 import pytest
@@ -26,13 +25,14 @@ from results.energy import energy_between
 from results.trace_files import read_traces
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
+from tests.fakes.held_clock import HeldClock
 from tests.fakes.machine import FakeDevice, FakeMachine
 from tests.fakes.perfetto import FakePerfetto
 from tests.fakes.phone import STDOUT, FakePhone
 from tests.fakes.waveforms import StepPower, trace
 from tests.test_android_limits import dripping, flooding, packet
 
-pytestmark = pytest.mark.waits
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("clock")]
 
 POWER_W = 2.0
 RAIL_W = 3.0
@@ -91,10 +91,10 @@ def battery(fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_a_cable_that_was_out_leaves_a_gap_and_costs_nothing_else(
-    fake: FakePhone, battery: BatteryMeter, tmp_path: Path
+    fake: FakePhone, battery: BatteryMeter, tmp_path: Path, clock: HeldClock
 ) -> None:
-    Timer(3.0, fake.pull_cable).start()
-    Timer(4.5, fake.plug_in).start()
+    clock.later(3.0, fake.pull_cable)
+    clock.later(4.5, fake.plug_in)
     found = recorded(battery, 9.0)
     [reading] = found.readings()
     assert reading.energy_j is None
@@ -112,8 +112,10 @@ def test_a_cable_that_was_out_leaves_a_gap_and_costs_nothing_else(
     assert len(read_traces(tmp_path / "trace.parquet")[0].times_s) == len(own.times_s)
 
 
-def test_what_came_before_a_cable_was_pulled_for_good_is_kept(fake: FakePhone, battery: BatteryMeter) -> None:
-    Timer(3.0, fake.pull_cable).start()
+def test_what_came_before_a_cable_was_pulled_for_good_is_kept(
+    fake: FakePhone, battery: BatteryMeter, clock: HeldClock
+) -> None:
+    clock.later(3.0, fake.pull_cable)
     found = recorded(battery, 4.5)
     [reading] = found.readings()
     assert reading.energy_j is None
@@ -131,6 +133,7 @@ def test_a_link_that_drips_or_floods_behind_a_break_costs_what_comes_after(
     monkeypatch: pytest.MonkeyPatch,
     where: str,
     content: bytes,
+    clock: HeldClock,
 ) -> None:
     monkeypatch.setattr(server_module, "ANSWER_TIMEOUT_S", 0.4)
     monkeypatch.setattr(gauge_loop_module, "SILENCE_S", 0.4)
@@ -140,16 +143,18 @@ def test_a_link_that_drips_or_floods_behind_a_break_costs_what_comes_after(
         speaker.speaks = dripping(b"", content) if content == b"O" else flooding(content)
         fake.drop_link()
 
-    Timer(3.0, break_off).start()
+    clock.later(3.0, break_off)
     found = recorded(battery, 4.5)  # and comes back, though nobody stops speaking
     assert found.readings()[0].energy_j is None
     assert "it did not come back" in found.interrupted[0]
     assert watts(found, 0) == pytest.approx(POWER_W, rel=0.02)
 
 
-def test_a_recording_in_which_nothing_was_read_is_an_error(fake: FakePhone, battery: BatteryMeter) -> None:
+def test_a_recording_in_which_nothing_was_read_is_an_error(
+    fake: FakePhone, battery: BatteryMeter, clock: HeldClock
+) -> None:
     battery._keep = lambda loop: loop.cancel()  # type: ignore[method-assign]
-    Timer(0.6, fake.pull_cable).start()
+    clock.later(0.6, fake.pull_cable)
     with pytest.raises(TransientDeviceError, match=r"nothing was received: battery: .*the link broke"):
         recorded(battery, 1.5)
 
@@ -192,9 +197,9 @@ def test_a_long_trace_of_rails_is_asked_for_in_pieces_without_a_gap(rails: RailM
     assert np.diff(found.traces[0].times_s).max() < 0.35
 
 
-def test_rails_go_on_counting_while_the_link_is_gone(fake: FakePhone, rails: RailMeter) -> None:
-    Timer(3.5, fake.pull_cable).start()
-    Timer(4.2, fake.plug_in).start()
+def test_rails_go_on_counting_while_the_link_is_gone(fake: FakePhone, rails: RailMeter, clock: HeldClock) -> None:
+    clock.later(3.5, fake.pull_cable)
+    clock.later(4.2, fake.plug_in)
     found = recorded(rails, 8.0)
     assert found.missing_totals() == []
     assert found.readings()[0].average_power_w == pytest.approx(RAIL_W, rel=0.01)

@@ -1,18 +1,16 @@
 """The battery of a fake phone: what its gauge shows follows from the phone's power and the time at which it is read.
 
-`battery.c` stands before libc in the phone's processes: whoever opens the gauge sees its last update. The updates come
+`phone.c` stands before libc in the phone's processes: whoever opens the gauge sees its last update. The updates come
 by a schedule, as seldom as a real gauge's, and no thread of the tests has to be in time for them.
 """
 
 from __future__ import annotations
 
 import time
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from tests.fakes.libraries import compile_library
-from tests.fakes.phone import FakePhone, put
+from devices.clock import MonotonicClock
+from tests.fakes.phone import FakePhone, library, put
 from tests.fakes.waveforms import StepPower
 
 FOLDER = "/sys/class/power_supply/battery"
@@ -43,6 +41,7 @@ class FakeBattery:
         self._sign = sign
         self._per_ampere = per_ampere
         self._volts = volts
+        self._before: Path | None = None
         self._wall_ahead_s = time.time() - time.monotonic()
         self._text = f"@ {self._us()} {round(update_s * 1e6)} {self._draws}\n"
         self._node = phone.file(f"{folder}/current_now", "0\n")
@@ -51,11 +50,11 @@ class FakeBattery:
         self._set(0, None)
 
     def __enter__(self) -> FakeBattery:
-        self._phone.before_libc = _library()[1]
+        self._phone.before_libc, self._before = library(), self._phone.before_libc
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._phone.before_libc = None
+        self._phone.before_libc = self._before
 
     def draw(self, watts: float, from_s: float | None = None) -> None:
         """The phone's power from some time of the monotonic clock on, or from now."""
@@ -88,12 +87,4 @@ class FakeBattery:
 
     def _us(self, at_s: float | None = None) -> int:
         """Of the phone's wall clock, at a time of the monotonic one."""
-        return round(((time.monotonic() if at_s is None else at_s) + self._wall_ahead_s) * 1e6)
-
-
-@cache
-def _library() -> tuple[TemporaryDirectory[str], Path]:
-    folder = TemporaryDirectory()
-    library = Path(folder.name) / "battery.so"
-    compile_library(Path(__file__).with_suffix(".c"), library)
-    return folder, library
+        return round(((MonotonicClock().now_s() if at_s is None else at_s) + self._wall_ahead_s) * 1e6)

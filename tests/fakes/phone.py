@@ -19,10 +19,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
+from tests.fakes.libraries import compile_library
+
 SHELL = shutil.which("mksh") or shutil.which("bash") or "/bin/bash"
+CLOCK_FILE = "FAKE_CLOCK"
+"""The variable that names it (`tests.fakes.held_clock`)."""
 STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN = 0, 1, 2, 3, 4
 _ROOTED = re.compile(r"(?<![\w.])/(?=(?:sys|data|system)/|proc/(?:stat|cpuinfo|meminfo|loadavg|sys)\b)")
 _ANSWERING = ("dumpsys", "cmd", "getprop", "settings")
@@ -93,8 +99,8 @@ class FakePhone:
         """True: the link stays up and nothing comes through it, as when Wi-Fi goes."""
         self.speaks: Callable[[socket.socket], None] | None = None
         """Writes what it likes to whoever asks for a shell or for files."""
-        self.before_libc: Path | None = None
-        """A library for its processes (LD_PRELOAD)."""
+        self.before_libc = library() if CLOCK_FILE in os.environ else None
+        """What its processes load first (LD_PRELOAD). None: its clock is ours, and it has no gauge."""
         self.on_processes: Callable[[], None] | None = None
         """Told, before any other process begins or ends, that one did."""
         self.input_to_cut = 0
@@ -186,6 +192,7 @@ class FakePhone:
 
     def _shell(self, link: socket.socket, command: str) -> None:
         preloaded = {} if self.before_libc is None else {"LD_PRELOAD": str(self.before_libc)}
+        preloaded |= {name: path for name, path in os.environ.items() if name == CLOCK_FILE}
         process = subprocess.Popen(
             # A shell cannot trap what was ignored when it began, and tests may run under nohup.
             ["env", "--default-signal=HUP", SHELL, "-c", _ROOTED.sub(f"{self.root}/", command)],
@@ -291,6 +298,18 @@ class FakePhone:
             chunk = content[start : start + (1 << 16)]
             link.sendall(b"DATA" + struct.pack("<I", len(chunk)) + chunk)
         link.sendall(b"DONE" + struct.pack("<I", 0))
+
+
+def library() -> Path:
+    """`phone.c`, compiled once."""
+    return Path(_compiled().name) / "phone.so"
+
+
+@cache
+def _compiled() -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory()
+    compile_library(Path(__file__).with_suffix(".c"), Path(folder.name) / "phone.so")
+    return folder
 
 
 def put(path: Path, text: str) -> None:
