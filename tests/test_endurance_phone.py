@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +13,7 @@ from devices.android import battery as battery_module
 from harness.commands import app
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
+from tests.fakes.held_clock import HeldClock
 from tests.fakes.phone import DISCHARGING, THERMAL
 from tests.fakes.sheet_phone import IDLE_W, LLAMA_BENCH
 from tests.plans import FAST, raw_plan, write_plan
@@ -22,7 +22,7 @@ from tests.test_tune_phone import small_phone
 
 
 @pytest.mark.waits
-def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: HeldClock) -> None:
     """llama-bench on a fake phone, whose battery falls and warms up; 8 s after the first round it is held back."""
     fake = small_phone(tmp_path / "phone")
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
@@ -48,15 +48,15 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
         """0.7 degC a second from the first round on, until 44 degC is reached; throttled in the middle."""
         while not fake.runs() and not ended.wait(0.02):
             pass
-        begun_s = time.monotonic()
+        begun_s = clock.now_s()
         while not ended.wait(0.1):
-            seconds = time.monotonic() - begun_s
+            seconds = clock.now_s() - begun_s
             text = DISCHARGING.replace("temperature: 312", f"temperature: {min(450, 312 + 7 * seconds):.0f}")
             fake.answer("dumpsys battery", text.replace("level: 82", f"level: {82 - seconds / 2:.0f}"))
             if seconds >= 8 and not throttled_at:
                 throttle(fake.root / "figures")
                 fake.answer("dumpsys thermalservice", THERMAL.replace("Thermal Status: 0", "Thermal Status: 2"))
-                throttled_at.append(time.monotonic())
+                throttled_at.append(clock.now_s())
 
     with FakeBattery(fake, IDLE_W, update_s=0.015), FakeAdbServer(fake) as server:
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
@@ -74,7 +74,6 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
     [step] = series.steps
     begun_s = series.rounds[0].trial.window_start_s
     assert begun_s is not None
-    # On one clock, the monotonic one.
     throttled_s = throttled_at[0] - begun_s
     longest_s = max(r.to_s - r.from_s for r in series.rounds)
     assert step.low_s - longest_s <= throttled_s <= step.high_s + longest_s

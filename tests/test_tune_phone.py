@@ -31,6 +31,7 @@ from results.store import Store
 from tests.eventually import eventually, running
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
+from tests.fakes.held_clock import held
 from tests.fakes.phone import DISCHARGING, PROPERTIES, THERMAL
 from tests.fakes.sheet_phone import HUNG, IDLE_W, LLAMA_BENCH, SheetPhone
 from tests.plans import FAST, Raw, problems, raw_plan, write_plan
@@ -136,8 +137,12 @@ def tune(folder: Path, *more: str) -> Result:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     """A session that a charger broke off, and that went on through every other mishap."""
     folder = tmp_path_factory.mktemp("phone")
+    with pytest.MonkeyPatch.context() as patch, held(folder, patch):
+        yield from session_of(folder, patch)
+
+
+def session_of(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Tuned]:
     fake = small_phone(folder / "phone")
-    boot_id = fake.local("/proc/sys/kernel/random/boot_id").read_text()
     before = set(running(f"sleep\x00{HUNG}"))
 
     def battery(text: str) -> Callable[[], None]:
@@ -146,10 +151,10 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     def heat(text: str) -> Callable[[], None]:
         return lambda: fake.answer("dumpsys thermalservice", text)
 
-    def booted(text: str) -> Callable[[], object]:
-        return lambda: fake.file("/proc/sys/kernel/random/boot_id", text)
+    def restart() -> None:
+        fake.file("/proc/sys/kernel/random/boot_id", RESTARTED)
 
-    with pytest.MonkeyPatch.context() as patch, FakeBattery(fake, IDLE_W, update_s=0.015):
+    with FakeBattery(fake, IDLE_W, update_s=0.015):
         patch.setattr(battery_module, "CALIBRATION_S", 0.4)
         patch.setattr(gates, "Gates", partial(gates.Gates, look_every_s=0.1))
         patch.setenv("JOULEBENCH_STATE", str(folder / "state"))
@@ -162,7 +167,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
                 (n + 1, server.stop, 1.0, server.start),
                 (n + 3, (fake.root / "hang").touch, 0.0, lambda: None),
                 (n + 5, fake.pull_cable, 1.0, fake.plug_in),
-                (n + 6, booted(RESTARTED), "restarted", booted(boot_id)),
+                (n + 6, restart, 0.0, lambda: None),
                 (n + 9, heat(THROTTLED), "throttled", heat(THERMAL)),
                 (n + 11, battery(HOT), 1.5, battery(DISCHARGING)),
                 (n + 13, battery(CHARGING), 1.5, battery(DISCHARGING)),
