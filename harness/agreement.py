@@ -14,7 +14,7 @@ from devices.base import Meter, Unit
 from devices.meters.cross_check import COVERAGE, comparisons
 from devices.meters.same_counter import shared_counter
 from results.derivation import energy_of_spans
-from results.energy import Interval
+from results.intervals import Interval
 from results.records import EnergyReading, PowerTrace
 from results.self_tests import Agreement
 

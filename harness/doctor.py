@@ -30,9 +30,9 @@ from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
 from harness.untried import untried_checks
 from harness.windows import running_meters
+from results.component_energy import MIN_UPDATES
 from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import energy_of_spans
-from results.energy import MIN_UPDATES
 from results.environments import Conditions
 from results.records import EnergyReading, IdleBaseline, PowerTrace
 from results.self_tests import Agreement, Check, MeterTest, SelfTest

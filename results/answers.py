@@ -19,7 +19,7 @@ import pandas as pd
 
 from results.binary_scores import binary_metrics
 from results.cells import model_name, technique_name, trials_of, usable
-from results.derivation import energy_of_requests
+from results.derivation import RequestEnergies
 from results.metrics import NO_METER, time_method
 from results.packed import column_of
 from results.records import Cell, Completion, Method, Sample
@@ -209,6 +209,7 @@ def _answers(
 
 def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterator[tuple[str, _Once]]:
     measured = traces_of(run, trial)
+    energies = RequestEnergies(measured.traces, measured.meter) if measured.meter is not None else None
     done = trial.completions
     names = ("request_id", "text", "loglikelihood", "n_prompt_tokens")
     request_ids, said, likelihoods, n_prompt = (column_of(done, name) for name in names)
@@ -229,7 +230,7 @@ def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterat
             generated_tokens=sum(n_said[n] for n in own),
             e2e_s=math.fsum(e2e_s[n] for n in own),
             scores=scores.get(sample_id, {}),
-            joules=_joules(done, own, measured, why_shared),
+            joules=_joules(done, own, energies, measured, why_shared),
         )
         yield sample_id, once
 
@@ -283,13 +284,17 @@ def _said(texts: Sequence[str], known: Sequence[float | None], sample: Sample | 
 
 
 def _joules(
-    requests: Sequence[Completion], own: Sequence[int], measured: TrialTraces, why_shared: str | None
+    requests: Sequence[Completion],
+    own: Sequence[int],
+    energies: RequestEnergies | None,
+    measured: TrialTraces,
+    why_shared: str | None,
 ) -> _Joules:
     """own: which of the requests."""
     meter = measured.meter
-    if meter is None or why_shared or measured.lost:
+    if energies is None or why_shared or measured.lost:
         return _Joules(None, None, "missing", meter, NO_METER if meter is None else why_shared or measured.lost)
-    found = energy_of_requests([requests[n] for n in own], measured.traces, meter)
+    found = energies.of([requests[n] for n in own])
     return _Joules(found.energy_j, found.uncertainty_j, found.method, meter, found.reason)
 
 

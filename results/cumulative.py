@@ -14,6 +14,7 @@ always read low, by half an update. How long u is, and what is filled in where a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -142,20 +143,33 @@ def unwrapped(trace: PowerTrace, name: str) -> Array:
     return np.concatenate([[0.0], np.cumsum(step_j)])
 
 
-def unbroken(trace: PowerTrace, start_s: float, end_s: float) -> PowerTrace:
-    """The readings between two steps that no energy can have made, where these hold a window; else all of them.
+def stretches_of(trace: PowerTrace) -> tuple[PowerTrace, ...]:
+    """The trace, and where it has steps that no energy can have made the readings between these, in their order.
 
     A driver that is loaded again sets its counter back: what was counted before and since is right.
     """
     are_usable = len(trace.times_s) > 1 and np.isfinite(trace.values).all() and np.all(np.diff(trace.times_s) > 0)
-    if trace.kind != "counter" or not are_usable:
-        return trace
-    behind = [i + 1 for i, _ in _steps(trace)[1]]
-    for first, end in zip([0, *behind], [*behind, len(trace.times_s)], strict=True):
-        times_s = trace.times_s[first:end]
-        if behind and times_s[0] <= start_s + EDGE_S and times_s[-1] >= end_s - EDGE_S:
-            return replace(trace, times_s=times_s, values=trace.values[first:end])
-    return trace
+    behind = [i + 1 for i, _ in _steps(trace)[1]] if trace.kind == "counter" and are_usable else []
+    bounds = zip([0, *behind], [*behind, len(trace.times_s)], strict=True) if behind else ()
+    return trace, *(replace(trace, times_s=trace.times_s[i:j], values=trace.values[i:j]) for i, j in bounds)
+
+
+def holding(stretches: Sequence[PowerTrace], start_s: float, end_s: float) -> int:
+    """Which of `stretches_of` holds a window: 0, all readings, where no other does."""
+    return next(
+        (
+            i
+            for i, one in enumerate(stretches[1:], 1)
+            if one.times_s[0] <= start_s + EDGE_S and one.times_s[-1] >= end_s - EDGE_S
+        ),
+        0,
+    )
+
+
+def unbroken(trace: PowerTrace, start_s: float, end_s: float) -> PowerTrace:
+    """The readings between two steps that no energy can have made, where these hold a window; else all of them."""
+    stretches = stretches_of(trace)
+    return stretches[holding(stretches, start_s, end_s)]
 
 
 def _steps(trace: PowerTrace) -> tuple[Array, list[tuple[int, str]]]:

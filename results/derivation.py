@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from results.cpu_time import with_cpu_joules
-from results.energy import Interval, energy_between
+from results.energy import MeterEnergy, energy_between
 from results.idle import idle_baseline
-from results.intervals import joined, outside
+from results.intervals import Interval, joined, outside
 from results.peak_power import p90_power
 from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 
 ARITHMETIC: Final = (
-    "cpu_time", "cumulative", "derivation", "energy", "idle", "intervals", "jumps", "liveness", "living", "peak_power",
-    "regular", "renewal", "rest", "spikes", "uncertainty",
+    "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "intervals", "jumps", "liveness",
+    "living", "peak_power", "regular", "renewal", "rest", "spikes", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
@@ -66,7 +66,8 @@ def energies_of(
         if before or after:
             idle = idle_baseline(meter, before, after)
             baselines.append(idle)
-        by_phase = [energy_between(own, intervals[phase], phase, meter, idle=idle) for phase in PHASES]
+        whole = MeterEnergy(own, meter)
+        by_phase = [whole.between(intervals[phase], phase, idle) for phase in PHASES]
         p90_w, why_none = p90_power(own, window, meter)
         p90 = {"p90_power_w": p90_w, "p90_power_reason": why_none}
         readings += [r.model_copy(update=p90) if r.phase == "all" else r for r in by_phase]
@@ -83,11 +84,20 @@ def energy_of_spans(
     return energy_between(traces, spans, "all", meter, component)
 
 
-def energy_of_requests(requests: Sequence[Completion], traces: Sequence[PowerTrace], meter: str) -> EnergyReading:
-    """Of some requests of a trial together, gross; `not_alone` says of which it cannot be told."""
-    spans = [(c.start_s, c.end_s) for c in requests]
-    aside = _set_aside(requests)
-    return energy_of_spans(traces, outside(joined(spans), aside) if aside else spans, meter)
+class RequestEnergies:
+    """Gross joules of a trial's requests; `not_alone` says of which they cannot be told.
+
+    Each costs the work of its own span: a window of hours may have thousands of them.
+    """
+
+    def __init__(self, traces: Sequence[PowerTrace], meter: str) -> None:
+        self._energy = MeterEnergy(traces, meter)
+
+    def of(self, requests: Sequence[Completion]) -> EnergyReading:
+        """Of some of them together."""
+        spans = [(c.start_s, c.end_s) for c in requests]
+        aside = _set_aside(requests)
+        return self._energy.between(outside(joined(spans), aside) if aside else spans, "all")
 
 
 def not_alone(completions: Sequence[Completion]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from results.energy import Interval, energy_between
+from results.energy import MeterEnergy
+from results.intervals import Interval
 from results.liveness import at_rest
 from results.records import IdleBaseline, PowerTrace
 
@@ -48,14 +49,15 @@ def idle_baseline(
             reasons.append(f"no idle trace {when} the window{f' of {lacking[0]}' if own else ''}")
             continue
         whole = (max(float(t.times_s[0]) for t in own), min(float(t.times_s[-1]) for t in own))
-        reading = energy_between(own, [whole], "all", meter, component)
+        energy = MeterEnergy(own, meter, component)
+        reading = energy.between([whole], "all")
         watts.append(reading.average_power_w)
         if reading.average_power_w is None:
             reasons.append(f"idle {when} the window: {reading.reason}")
         elif reading.uncertainty_j is not None:
             uncertainties.append(reading.uncertainty_j / reading.duration_s)
             lengths_s.append(reading.duration_s)
-            if (strays_j2_per_s := _strays_j2_per_s(own, whole, meter, component)) is not None:
+            if (strays_j2_per_s := _strays_j2_per_s(energy, whole)) is not None:
                 strays.append(strays_j2_per_s)
         if reading.remark is not None:
             remarks.append(f"idle {when} the window: {reading.remark}")
@@ -74,14 +76,14 @@ def idle_baseline(
     )
 
 
-def _strays_j2_per_s(own: Sequence[PowerTrace], whole: Interval, meter: str, component: str) -> float | None:
+def _strays_j2_per_s(energy: MeterEnergy, whole: Interval) -> float | None:
     """Variance of the energy of an idle time, per second of it, beyond what its readings leave open.
 
     From the pieces of one, which the power's slower ways part as they part idle time and window. None where a piece is
     too short for the meter.
     """
     edges_s = np.linspace(*whole, PIECES + 1).tolist()
-    pieces = [energy_between(own, [piece], "all", meter, component) for piece in pairwise(edges_s)]
+    pieces = [energy.between([piece], "all") for piece in pairwise(edges_s)]
     energies_j = [p.energy_j for p in pieces if p.energy_j is not None]
     if len(energies_j) < PIECES:
         return None

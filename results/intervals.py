@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from results.energy import Interval
+Interval = tuple[float, float]
 
 
 def joined(intervals: Iterable[Interval]) -> list[Interval]:

@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from results.component_energy import MIN_UPDATES
 from results.cumulative import GAP_FACTOR, UnresolvedError, cumulative, unbroken
-from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, energy_between
+from results.energy import NO_JOULES, Array, energy_between
+from results.intervals import Interval
 from results.records import PowerTrace
 from results.rest import beside_of, moving_parts
 

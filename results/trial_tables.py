@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from results.cells import data_sources, trials_of
-from results.derivation import energy_of_requests
+from results.derivation import RequestEnergies
 from results.graph_placement import ane_operations_share
 from results.metrics import time_method, time_words
 from results.operations import operations_table, outside_share
 from results.packed import column_of
-from results.records import Completion, PowerTrace
+from results.records import Completion, EnergyReading
 from results.request_columns import RequestColumns, are_due, n_generated, scores_told, shared_time
 from results.roads import road_words
 from results.runs import RunData
@@ -182,16 +182,16 @@ def _request_energies(run: RunData, trial: Trial) -> Iterable[_Energy]:
     shared = shared_time(done)
     if own.lost:
         return [(None, None, "missing", meter, shared.get(i) or own.lost) for i in column_of(done, "request_id")]
+    energies = RequestEnergies(own.traces, meter)
     return [
         (None, None, "missing", meter, shared[c.request_id])
         if c.request_id in shared
-        else _request_energy(c, own.traces, meter)
+        else _request_energy(energies.of([c]), meter)
         for c in done
     ]
 
 
-def _request_energy(completion: Completion, traces: Sequence[PowerTrace], meter: str) -> _Energy:
-    reading = energy_of_requests([completion], traces, meter)
+def _request_energy(reading: EnergyReading, meter: str) -> _Energy:
     method = "missing" if reading.energy_j is None else reading.method
     return reading.energy_j, reading.uncertainty_j, method, meter, reading.reason or reading.remark
 

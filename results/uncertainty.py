@@ -105,46 +105,116 @@ def shared_variance_j2(parts: Sequence[PartRead], edges: Array) -> float:
     return float(sigma_j @ alike @ sigma_j - (np.diag(alike) * sigma_j**2).sum())
 
 
-def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
-    """Of the changes that the intervals [n, 2] may have felt, and of the reading's step over the whole.
+class PowerErrors:
+    """What readings of power leave open of any window: what is the same for all windows is worked out once."""
 
-    trace: what its readings stand for (`results.cumulative.power_samples`), one a renewal. What lies within a third of
-    an update of an edge, or within the update of a mean, may be of either side.
-    """
-    t, v, update_s = trace.times_s, trace.values, trace.update_period_s
-    between = 2.0 if trace.kind == "held" and update_s == 0 else 1.0
-    seen_s = min(update_s, trace.sample_interval_s or update_s)
-    # Renewals are as far apart as each other, however well their times are known.
-    apart_s = np.diff(t) if _is_read_at_random(trace) else np.ones(len(t) - 1)
-    placed_j2 = (_sudden_w(v, apart_s) * between * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
-    change_j = np.sqrt(placed_j2 / 12)
-    sum_j = np.concatenate([[0.0], np.cumsum(change_j)])
-    sum_j2 = np.concatenate([[0.0], np.cumsum(change_j**2)])
-    whole = np.clip(np.searchsorted(t, [edges.min(), edges.max()]), 0, len(t) - 1)
-    is_of_means = update_s > 0 and shows_means(v[max(whole[0] - 1, 0) : whole[1] + 1])
-    # A mean is of the update before it, and stands a quarter of one early.
-    either_side_s = update_s * (3 / 4 if is_of_means else 1 / 3)
-    first = np.clip(np.searchsorted(t, edges - either_side_s, side="right") - 1, 0, len(t) - 1)
-    last = np.clip(np.searchsorted(t, edges + either_side_s, side="left"), 0, len(t) - 1)
-    at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
-    inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
-    scatter_j2 = _scatter_j2(trace, change_j, first[:, 0], last[:, 1])
-    late_s = update_s / 4 if is_of_means else _lateness_s(trace, int(first.min()), int(last.max()))
-    late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * late_s
-    total_s = float((edges[:, 1] - edges[:, 0]).sum())
-    longest = np.argsort(first[:, 0] - last[:, 1])[:MOST_LOOKED_AT]
-    inside = list(zip(first[longest, 0].tolist(), last[longest, 1].tolist(), strict=True))
-    if is_of_means:
-        # Means meet every phase of a pattern.
-        alike = MEANS_SHARE * max(_returning(v[i : j + 1]) for i, j in inside)
-        changes, scatter = alike, alike
-    elif _is_read_at_random(trace):
-        changes, scatter = 1.0, 1.0
-    else:
-        found = [_in_step(trace.kind, t[i : j + 1], v[i : j + 1], change_j[i:j]) for i, j in inside]
-        changes, scatter = (max(factors) for factors in zip(*found, strict=True))
-    varies_j2 = changes * inside_j2 + scatter * scatter_j2
-    return varies_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
+    def __init__(self, trace: PowerTrace) -> None:
+        """trace: what its readings stand for (`results.cumulative.power_samples`), one a renewal."""
+        t, v, update_s = trace.times_s, trace.values, trace.update_period_s
+        self._trace = trace
+        self._is_at_random = _is_read_at_random(trace)
+        between = 2.0 if trace.kind == "held" and update_s == 0 else 1.0
+        seen_s = min(update_s, trace.sample_interval_s or update_s)
+        # Renewals are as far apart as each other, however well their times are known.
+        apart_s = np.diff(t) if self._is_at_random else np.ones(len(t) - 1)
+        placed_j2 = (_sudden_w(v, apart_s) * between * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
+        self._change_j = np.sqrt(placed_j2 / 12)
+        self._sum_j = np.concatenate([[0.0], np.cumsum(self._change_j)])
+        self._sum_j2 = np.concatenate([[0.0], np.cumsum(self._change_j**2)])
+        self._shown = _shown_values(trace)
+
+    def variance_j2(self, edges: Array) -> float:
+        """Of the changes that the intervals [n, 2] may have felt, and of the reading's step over the whole.
+
+        What lies within a third of an update of an edge, or within the update of a mean, may be of either side.
+        """
+        trace, sum_j, sum_j2 = self._trace, self._sum_j, self._sum_j2
+        t, v, update_s = trace.times_s, trace.values, trace.update_period_s
+        whole = np.clip(np.searchsorted(t, [edges.min(), edges.max()]), 0, len(t) - 1)
+        is_of_means = update_s > 0 and shows_means(v[max(whole[0] - 1, 0) : whole[1] + 1])
+        # A mean is of the update before it, and stands a quarter of one early.
+        either_side_s = update_s * (3 / 4 if is_of_means else 1 / 3)
+        first = np.clip(np.searchsorted(t, edges - either_side_s, side="right") - 1, 0, len(t) - 1)
+        last = np.clip(np.searchsorted(t, edges + either_side_s, side="left"), 0, len(t) - 1)
+        at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
+        inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
+        scatter_j2 = self._scatter_j2(first[:, 0], last[:, 1])
+        late_s = update_s / 4 if is_of_means else _lateness_s(trace, int(first.min()), int(last.max()))
+        late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * late_s
+        total_s = float((edges[:, 1] - edges[:, 0]).sum())
+        longest = np.argsort(first[:, 0] - last[:, 1])[:MOST_LOOKED_AT]
+        inside = list(zip(first[longest, 0].tolist(), last[longest, 1].tolist(), strict=True))
+        if is_of_means:
+            # Means meet every phase of a pattern.
+            alike = MEANS_SHARE * max(_returning(v[i : j + 1]) for i, j in inside)
+            changes, scatter = alike, alike
+        elif self._is_at_random:
+            changes, scatter = 1.0, 1.0
+        else:
+            found = [_in_step(trace.kind, t[i : j + 1], v[i : j + 1], self._change_j[i:j]) for i, j in inside]
+            changes, scatter = (max(factors) for factors in zip(*found, strict=True))
+        varies_j2 = changes * inside_j2 + scatter * scatter_j2
+        return varies_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
+
+    def _scatter_j2(self, first: NDArray[np.intp], last: NDArray[np.intp]) -> float:
+        """The scatter of values that were shown once, between readings first and last, beyond what their changes count.
+
+        From n such values it is known as their number is: up to (1 + sqrt(n))^2 / n of what was seen (Gehrels 1986,
+        eq. 7).
+        """
+        low, high = int(first.min()), int(last.max())
+        t, v, known = self._trace.times_s, self._trace.values, self._shown
+        # Of readings from `low` to `high` those that an interval holds: behind its first and up to its last.
+        n = high - low + 2
+        is_inside = np.cumsum(np.bincount(first + 1 - low, minlength=n) - np.bincount(last + 1 - low, minlength=n)) > 0
+        near = slice(*np.searchsorted(known.begins[1:-1], [low, high], side="right"))
+        shown = known.begins[1:-1][near]
+        inside = is_inside[shown - low] & known.once[near]
+        if not inside.any():
+            return 0.0
+        before, after = known.begins[:-2][near][inside], known.begins[2:][near][inside]
+        shown, by_chance = shown[inside], known.by_chance[near][inside]
+        shown_s = t[after] - t[shown]
+        if self._is_at_random:
+            # Close readings differ and distant ones are alike where a load is nearly as fast: no distance is typical.
+            shown_s = np.full(len(shown), np.sqrt(np.mean(np.diff(t[low : high + 1]) ** 2)))
+        found_j2 = by_chance * (v[shown] - v[before]) * (v[shown] - v[after]) * shown_s**2
+        counted_j2 = self._change_j[shown - 1] ** 2 + self._change_j[after - 1] ** 2
+        stands_out = found_j2 > 0
+        n_once = int(stands_out.sum())
+        if n_once == 0:
+            return 0.0
+        at_most_j2 = float(found_j2.sum()) * float((1 + np.sqrt(n_once)) ** 2) / n_once
+        return max(0.0, at_most_j2 - float(counted_j2[stands_out].sum()))
+
+
+class _Shown(NamedTuple):
+    """The values that a trace showed one after the other."""
+
+    begins: NDArray[np.intp]
+    """The first reading of each [n]."""
+    once: NDArray[np.bool_]
+    """Of all but the first and the last [n - 2]: whether it was shown for one reading, or update, only."""
+    by_chance: Array
+    """Of the same: how much of what sticks out in its direction was met by chance."""
+
+
+def _shown_values(trace: PowerTrace) -> _Shown:
+    t, v = trace.times_s, trace.values
+    begins = np.flatnonzero(np.concatenate([[True], np.diff(v) != 0]))
+    if len(begins) < 3:
+        return _Shown(np.zeros(2, dtype=np.intp), np.zeros(0, dtype=np.bool_), np.zeros(0))
+    before, shown, after = begins[:-2], begins[1:-1], begins[2:]
+    once = after - shown == 1
+    if trace.update_period_s > 0:
+        once = t[after] - t[shown] < ONCE_FACTOR * max(trace.update_period_s, trace.sample_interval_s)
+    sticks_out_w2 = np.maximum((v[shown] - v[before]) * (v[shown] - v[after]), 0.0)
+    # Where most peaks, or dips, are seen for longer, one that is shown once was not met by chance.
+    by_chance = np.ones(len(shown))
+    for is_one in (v[shown] > v[before], v[shown] < v[before]):
+        share = float(sticks_out_w2[is_one & once].sum()) / max(float(sticks_out_w2[is_one].sum()), 1e-300)
+        by_chance[is_one] = min(share / OFTEN_ONCE, 1.0)
+    return _Shown(begins, once, by_chance)
 
 
 def _sudden_w(watts: Array, apart_s: Array) -> Array:
@@ -251,68 +321,39 @@ def _lateness_s(trace: PowerTrace, first: int, last: int) -> float:
     return trace.update_period_s / 3
 
 
-def _scatter_j2(trace: PowerTrace, change_j: Array, first: NDArray[np.intp], last: NDArray[np.intp]) -> float:
-    """The scatter of values that were shown once, between readings first and last, beyond what their changes count.
+class CounterErrors:
+    """What the readings of a counter leave open of any window: what is the same for all windows is worked out once."""
 
-    From n such values it is known as their number is: up to (1 + sqrt(n))^2 / n of what was seen (Gehrels 1986, eq. 7).
-    """
-    t, v = trace.times_s, trace.values
-    begins = np.flatnonzero(np.concatenate([[True], np.diff(v) != 0]))
-    if len(begins) < 3:
-        return 0.0
-    before, shown, after = begins[:-2], begins[1:-1], begins[2:]
-    shown_s = t[after] - t[shown]
-    once = after - shown == 1
-    if trace.update_period_s > 0:
-        once = shown_s < ONCE_FACTOR * max(trace.update_period_s, trace.sample_interval_s)
-    sticks_out_w2 = np.maximum((v[shown] - v[before]) * (v[shown] - v[after]), 0.0)
-    opened = np.bincount(first + 1, minlength=len(t) + 2) - np.bincount(last + 1, minlength=len(t) + 2)
-    inside = (np.cumsum(opened)[shown] > 0) & once
-    # Where most peaks, or dips, are seen for longer, one that is shown once was not met by chance.
-    by_chance = np.ones(len(shown))
-    for is_one in (v[shown] > v[before], v[shown] < v[before]):
-        share = float(sticks_out_w2[is_one & once].sum()) / max(float(sticks_out_w2[is_one].sum()), 1e-300)
-        by_chance[is_one] = min(share / OFTEN_ONCE, 1.0)
-    if _is_read_at_random(trace):
-        # Close readings differ and distant ones are alike where a load is nearly as fast: no distance is typical.
-        shown_s = np.full(len(shown), np.sqrt(np.mean(np.diff(t[first.min() : last.max() + 1]) ** 2)))
-    found_j2 = (by_chance * (v[shown] - v[before]) * (v[shown] - v[after]) * shown_s**2)[inside]
-    counted_j2 = (change_j[shown - 1] ** 2 + change_j[after - 1] ** 2)[inside]
-    stands_out = found_j2 > 0
-    n = int(stands_out.sum())
-    if n == 0:
-        return 0.0
-    at_most_j2 = float(found_j2.sum()) * float((1 + np.sqrt(n)) ** 2) / n
-    return max(0.0, at_most_j2 - float(counted_j2[stands_out].sum()))
+    def __init__(self, times_s: Array, watts: Array, renewed_within_s: Array, aged_j: Array, step_j: float) -> None:
+        """Of its readings [m]; watts: of the steps between them [m - 1]."""
+        self._times_s, self._watts, self._within_s, self._aged_j = times_s, watts, renewed_within_s, aged_j
+        self._step_j = step_j
+        self._sum_w2 = np.concatenate([[0.0], np.cumsum((watts[1:-1] - watts[:-2]) * (watts[1:-1] - watts[2:]))])
 
+    def variance_j2(self, edges: Array) -> float:
+        """Of the edges [n, 2] of the intervals, between the readings.
 
-def counter_variance_j2(
-    times_s: Array, watts: Array, renewed_within_s: Array, aged_j: Array, step_j: float, edges: Array
-) -> float:
-    """Of the edges [n, 2] of the intervals, between the readings [m] of a counter; watts: of its steps [m - 1].
+        The ages of two readings may be alike, where readings and renewals are in step: their errors do not average
+        away.
+        """
+        times_s, watts, aged_j = self._times_s, self._watts, self._aged_j
+        at_s = edges.reshape(-1)
+        i = np.clip(np.searchsorted(times_s, at_s, side="right") - 1, 0, len(watts) - 1)
+        dt = times_s[i + 1] - times_s[i]
+        f = np.clip((at_s - times_s[i]) / dt, 0.0, 1.0)
+        near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
+        age_j2 = ((1 - f) * aged_j[i] + f * aged_j[i + 1]) ** 2
+        interpolated_j = np.ptp(near_w, axis=0) * dt * f * (1 - f)
+        either_side = np.minimum(f * (1 - f) + self._within_s[i] / (2 * dt), 0.25)
+        scatter_j2 = self._scatter_near_w2(i) * dt**2 * either_side
+        return float((age_j2 + scatter_j2 + self._step_j**2 / 12).sum() + interpolated_j.sum() ** 2)
 
-    The ages of two readings may be alike, where readings and renewals are in step: their errors do not average away.
-    """
-    at_s = edges.reshape(-1)
-    i = np.clip(np.searchsorted(times_s, at_s, side="right") - 1, 0, len(watts) - 1)
-    dt = times_s[i + 1] - times_s[i]
-    f = np.clip((at_s - times_s[i]) / dt, 0.0, 1.0)
-    near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
-    within_s = renewed_within_s
-    age_j2 = ((1 - f) * aged_j[i] + f * aged_j[i + 1]) ** 2
-    interpolated_j = np.ptp(near_w, axis=0) * dt * f * (1 - f)
-    either_side = np.minimum(f * (1 - f) + within_s[i] / (2 * dt), 0.25)
-    scatter_j2 = _scatter_near_w2(watts, i) * dt**2 * either_side
-    return float((age_j2 + scatter_j2 + step_j**2 / 12).sum() + interpolated_j.sum() ** 2)
-
-
-def _scatter_near_w2(watts: Array, i: NDArray[np.intp]) -> Array:
-    """Variance of a counter's steps around the i-th of them, as power."""
-    if len(watts) < 3:
-        return np.zeros(len(i))
-    sum_w2 = np.concatenate([[0.0], np.cumsum((watts[1:-1] - watts[:-2]) * (watts[1:-1] - watts[2:]))])
-    low = np.clip(i - 1 - NEAR_STEPS, 0, len(watts) - 2)
-    high = np.clip(i + NEAR_STEPS, low + 1, len(watts) - 2)
-    low = np.minimum(low, high - 1)
-    found: Array = np.maximum((sum_w2[high] - sum_w2[low]) / (high - low), 0.0)
-    return found
+    def _scatter_near_w2(self, i: NDArray[np.intp]) -> Array:
+        """Variance of the steps around the i-th of them, as power."""
+        n = len(self._watts)
+        if n < 3:
+            return np.zeros(len(i))
+        low = np.clip(i - 1 - NEAR_STEPS, 0, n - 2)
+        high = np.clip(i + NEAR_STEPS, low + 1, n - 2)
+        low = np.minimum(low, high - 1)
+        return np.asarray(np.maximum((self._sum_w2[high] - self._sum_w2[low]) / (high - low), 0.0))

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from results.energy import Interval, energy_between
+from results.energy import energy_between
+from results.intervals import Interval
 from results.records import EnergyReading, PowerTrace
 from tests.fakes.waveforms import StepPower, trace
 

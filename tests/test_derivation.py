@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 FLOORS = ("harness", "engines", "workloads", "devices", "results")
 INTEGRATES = {
     "energy_between",
+    "MeterEnergy",
+    "ComponentEnergy",
     "idle_baseline",
     "p90_power",
     "cumulative",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from results.uncertainty import power_variance_j2
+from results.uncertainty import PowerErrors
 from tests.benchmarks.power_coverage import COVERED, READERS, Cell, cell, page
 from tests.fakes.waveforms import trace
 
@@ -45,8 +45,8 @@ def test_readings_that_a_grid_missed_do_not_come_at_random() -> None:
     watts = np.where(np.arange(len(at_s)) % 5 < 2, 50.0, 10.0)
     kept = np.arange(len(at_s)) % 10 != 9
     window = np.array([[2.0, 18.0]])
-    whole_j2 = power_variance_j2(trace("power", at_s, watts, 0.05), window)
-    missed_j2 = power_variance_j2(trace("power", at_s[kept], watts[kept], 0.05), window)
+    whole_j2 = PowerErrors(trace("power", at_s, watts, 0.05)).variance_j2(window)
+    missed_j2 = PowerErrors(trace("power", at_s[kept], watts[kept], 0.05)).variance_j2(window)
     assert missed_j2 > 0.25 * whole_j2
 
 

@@ -8,7 +8,7 @@ import pytest
 from results.cumulative import cumulative
 from results.energy import energy_between
 from results.records import PowerTrace
-from results.uncertainty import counter_variance_j2, power_variance_j2, shows_means
+from results.uncertainty import CounterErrors, PowerErrors, shows_means
 from tests.fakes.waveforms import StepPower, trace
 
 DT = 0.05
@@ -18,6 +18,10 @@ WINDOW = np.array([[1.0, 9.0]])
 
 def power(watts: np.ndarray, **fields: float) -> PowerTrace:
     return trace("power", AT_S, watts, DT, **fields)
+
+
+def power_variance_j2(one: PowerTrace, edges: np.ndarray) -> float:
+    return PowerErrors(one).variance_j2(edges)
 
 
 def at(seconds: float) -> int:
@@ -112,7 +116,7 @@ def counter(steps_j: list[float], edge_s: float, aged_j: float = 0.0) -> float:
     times_s = np.arange(len(steps_j) + 1.0)
     edges = np.array([[edge_s, edge_s]])
     none = np.zeros(len(times_s))
-    return counter_variance_j2(times_s, np.asarray(steps_j), none, none + aged_j, 0.0, edges)
+    return CounterErrors(times_s, np.asarray(steps_j), none, none + aged_j, 0.0).variance_j2(edges)
 
 
 def test_a_counters_spike_lies_on_either_side_of_an_edge() -> None:

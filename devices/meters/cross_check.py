@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from results.component_energy import MIN_UPDATES
 from results.cumulative import GAP_FACTOR
 from results.derivation import energy_of_spans
-from results.energy import MIN_UPDATES, Interval
+from results.intervals import Interval
 from results.records import EnergyReading, PowerTrace
 from results.rest import POWER_BESIDE
 
