@@ -97,6 +97,24 @@ def test_rate_of_memory_differs_between_rows_as_the_page_says() -> None:
     assert f"differs by up to {100 * widest:.0f} % between rows of one processor" in words_of("docs/engine.md")
 
 
+def test_decoding_by_an_even_memory_is_that_of_the_rows_whose_memory_read_so() -> None:
+    told = []
+    rates = set()
+    for names in (["f32"], ["bf16", "f16", "bf16 by bf16"], ["int8", "int8 by int8"]):
+        rows = [
+            (row, rate)
+            for row in forms(names, "prompt 512", "AVX-512 (Zen 4)", metric="decode", peer="streaming read")
+            if (rate := float(re.findall(r"([\d.]+) GB/s", row.note or "")[0])) < 40
+        ]
+        told.append(ratios([row for row, _ in rows], 2))
+        rates |= {rate for _, rate in rows}
+    says = (
+        f"where it read evenly ({min(rates):.0f} to {max(rates):.0f} GB/s), decoding reached {told[0]} of that in f32,"
+        f" {told[1]} in 16 bits and {told[2]} in 8 bits"
+    )
+    assert says in words_of("docs/engine.md")
+
+
 def test_every_row_behind_llama_cpp_is_told_as_one() -> None:
     page = (ROOT / "docs/engine.md").read_text(encoding="utf-8")
     tables = page[page.index("**Times llama.cpp's speed, prompt of 512") : page.index("**Share of what")]
