@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +309,21 @@ def test_the_texts_of_the_data_folder_are_haystacks_by_name(name: str, file: str
 def test_a_text_of_the_data_folder_needs_a_folder(name: str) -> None:
     with pytest.raises(WorkloadError, match=f"{name}.*no data folder was given"):
         workload("niah_single_2", haystack=name)
+
+
+def test_words_are_those_of_wonderwords_whatever_the_locale() -> None:
+    """Where it is of ASCII, `plan check` ended with "nobody foresaw this"."""
+    from wonderwords import RandomWord
+
+    words = RandomWord()
+    theirs = [
+        sorted(set(words.filter(include_categories=[kind], exclude_with_spaces=True))) for kind in ("adjective", "noun")
+    ]
+    told = "from workloads.ruler import key_words as k; from workloads.ruler_words import english_words as e;"
+    told += " print(ascii([*k(), e()]))"
+    variables = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", told], env=variables, capture_output=True, text=True, check=True)
+    own_keys = ast.literal_eval(done.stdout)
+    assert own_keys[:2] == theirs
+    assert own_keys[2] == sorted(set(words.filter(include_categories=["noun", "adjective", "verb"])))
+    assert "jalapeño" in own_keys[1]

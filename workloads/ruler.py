@@ -27,7 +27,7 @@ from typing import Literal
 from pydantic import Field
 
 from workloads.haystack import Haystack, haystack, sentence_starts
-from workloads.ruler_samples import Prompt, RulerParameters, RulerTask, lm_eval_text
+from workloads.ruler_samples import Prompt, RulerParameters, RulerTask, english_words_of, lm_eval_text
 
 Values = Literal["numbers", "uuids"]
 Place = tuple[int, str]
@@ -243,10 +243,7 @@ def _spread(i: int) -> float:
 @cache
 def key_words() -> tuple[list[str], list[str]]:
     """Adjectives and nouns for keys, as in RULER, but without those of two words."""
-    from wonderwords import RandomWord
-
-    words = RandomWord()
     adjectives, nouns = (
-        sorted(words.filter(include_categories=[kind], exclude_with_spaces=True)) for kind in ("adjective", "noun")
+        sorted(word for word in english_words_of(kind) if " " not in word) for kind in ("adjective", "noun")
     )
     return adjectives, nouns

@@ -15,6 +15,8 @@ import ast
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field
@@ -265,3 +267,14 @@ def _definition(yaml_name: str) -> dict[str, Any]:
     from lm_eval.tasks._yaml_loader import load_yaml
 
     return load_yaml(lm_eval_tasks() / "ruler" / f"{yaml_name}.yaml", resolve_func=False)  # type: ignore[no-any-return]
+
+
+def english_words_of(kind: str) -> set[str]:
+    """Of wonderwords, whose own code reads its files in the encoding of the locale: "jalapeño" is another word in
+    Latin-1, and an error in ASCII."""
+    if (found := find_spec("wonderwords")) is None or found.submodule_search_locations is None:
+        raise WorkloadError(
+            "the package wonderwords, whose words RULER takes, is not installed; pip install wonderwords"
+        )
+    path = Path(found.submodule_search_locations[0]) / "assets" / f"{kind}list.txt"
+    return set(map(str.rstrip, path.read_text("utf-8").splitlines()))

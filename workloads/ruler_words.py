@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from workloads.base import WorkloadError
-from workloads.ruler_samples import Prompt, RulerParameters, RulerTask, lm_eval_text
+from workloads.ruler_samples import Prompt, RulerParameters, RulerTask, english_words_of, lm_eval_text
 
 N_COMMON = 10
 ZIPF_EXPONENT = 2.0
@@ -74,9 +74,7 @@ def common_words_prompt(words: Sequence[str]) -> Prompt:
 @cache
 def english_words() -> list[str]:
     """Nouns, adjectives and verbs of wonderwords, sorted."""
-    from wonderwords import RandomWord
-
-    return sorted(set(RandomWord().filter(include_categories=["noun", "adjective", "verb"])))
+    return sorted(set().union(*map(english_words_of, ("noun", "adjective", "verb"))))
 
 
 class RulerFrequentWords(RulerTask):
