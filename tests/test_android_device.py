@@ -13,7 +13,7 @@ import pytest
 
 from devices.android import battery as battery_module
 from devices.android.device import AndroidDevice
-from devices.android.processes import affinity_mask, parse_process_cpu_s, split_account
+from devices.android.processes import affinity_mask, parse_process_cpu_s, split_account, split_cores
 from devices.android.server import ServerAddress
 from devices.android.survey import attached_phones
 from devices.base import DeviceError, TransientDeviceError
@@ -183,6 +183,16 @@ def test_a_program_runs_on_its_cores_only(device: AndroidDevice) -> None:
         assert result.stdout.split() == ["Cpus_allowed_list:", str(core)]
 
 
+def test_a_program_that_did_not_get_all_its_cores_is_told(device: AndroidDevice) -> None:
+    """`taskset` takes any mask that has one core of this machine, as on a phone whose core is off line."""
+    core, absent = min(os.sched_getaffinity(0)), (os.cpu_count() or 1) + 8
+    with pytest.raises(DeviceError, match=rf"cores {core},{absent} were asked for, and the phone gave .*{core} alone"):
+        device.run_program(["true"], 60.0, cores=[core, absent])
+    # What the program says of itself comes first.
+    failed = device.run_program(["sh", "-c", "echo err >&2; exit 3"], 60.0, cores=[core, absent])
+    assert (failed.stderr, failed.exit_code) == ("err\n", 3)
+
+
 def test_cpu_time_of_a_program_is_its_own(device: AndroidDevice) -> None:
     """A loop that says in the end what it has used by its own account, and one that sleeps."""
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(time.process_time())"
@@ -254,6 +264,11 @@ def test_affinity_masks() -> None:
     assert affinity_mask([0]) == 1
     with pytest.raises(ValueError, match="at least one core"):
         affinity_mask([])
+
+
+def test_cores_of_a_kernel_with_more_than_32() -> None:
+    assert split_cores("@cores 00000001,80000003\nerr\n") == ("err\n", frozenset({0, 1, 31, 32}))
+    assert split_cores("err\n") == ("err\n", None)
 
 
 def test_process_times_are_read_behind_any_name() -> None:

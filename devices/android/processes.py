@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from devices.android.shell import STDERR, Phone, ShellStream
 from devices.base import DeviceError
 from devices.cpu_seconds import TICKS_PER_S, parse_cpu_seconds
+from results.core_lists import core_words
 from results.cpu_time import CpuSeconds
 
 WORK_FOLDER = "/data/local/tmp"
@@ -40,6 +41,14 @@ echo >&2; echo "{account} $a $b" >&2; times >&2
 exit $r"""
 
 
+# `taskset` takes any mask that has one core it may give, and says nothing of the others.
+_CORES = "@cores"
+_TELL_CORES = (
+    f'while read -r k v; do case $k in Cpus_allowed:) echo {_CORES} $v >&2;; esac; done </proc/self/status; exec "$@"'
+)
+_TOLD_CORES = re.compile(rf"{_CORES} ([0-9a-f,]{{1,999}})\n")
+
+
 @dataclass(frozen=True)
 class ProcessResult:
     """A program that ended. cpu_s: user and system time, its children's included; wall_s on the phone's uptime."""
@@ -61,13 +70,15 @@ class ProcessResult:
 class PhoneProcess:
     """A running program. End it with `wait` or `kill`."""
 
-    def __init__(self, phone: Phone, stream: ShellStream, pid: int) -> None:
+    def __init__(self, phone: Phone, stream: ShellStream, pid: int, cores: frozenset[int] | None = None) -> None:
+        """cores: that were asked for."""
         self.pid = pid
         self.result: ProcessResult | None = None
         self.is_running = True
         """Until it ended, or was killed for certain."""
         self._phone = phone
         self._stream = stream
+        self._cores = cores
 
     def cpu_s(self) -> float | None:
         """CPU time so far; of a program that has ended: all of it. None where unreadable."""
@@ -77,7 +88,8 @@ class PhoneProcess:
         return None if stat is None else parse_process_cpu_s(stat)
 
     def wait(self, timeout_s: float) -> ProcessResult:
-        """Its output, errors and exit code. Raises `TransientDeviceError` at the limit, after killing it."""
+        """Its output, errors and exit code. Raises `TransientDeviceError` at the limit, after killing it; `DeviceError`
+        where it ended well, and not on the cores that were asked for."""
         if self.result is None:
             try:
                 output, errors, exit_code = self._stream.finish(timeout_s)
@@ -87,9 +99,15 @@ class PhoneProcess:
                 raise
             edges_s = uptimes_of(errors)
             errors, cpu_s, wall_s = split_account(errors)
+            errors, given = split_cores(errors)
             self.result = ProcessResult(output, errors, exit_code, cpu_s, wall_s, edges_s)
             self.is_running = False
             self._stream.close()
+            if exit_code == 0 and self._cores is not None and given is not None and given != self._cores:
+                raise DeviceError(
+                    f"cores {core_words(self._cores)} were asked for, and the phone gave the program {core_words(given)}"
+                    " alone: others are not there, off line, or kept from programs of the shell (cpuset)"
+                )
         return self.result
 
     def kill(self) -> None:
@@ -110,8 +128,9 @@ def start_process(
 ) -> PhoneProcess:
     """Starts a program on the phone, on the given cores only where some are given. Raises `DeviceError`."""
     words = ["env", *(f"{k}={v}" for k, v in environment.items())] if environment else []
-    if cores is not None:
-        words = ["taskset", f"{affinity_mask(cores):x}", *words]
+    asked = None if cores is None else frozenset(cores)
+    if asked is not None:
+        words = ["taskset", f"{affinity_mask(asked):x}", "sh", "-c", _TELL_CORES, "sh", *words]
     program = shlex.join([*words, *arguments])
     stream = phone.stream(_SCRIPT.format(folder=shlex.quote(folder), program=program, account=_ACCOUNT))
     with ExitStack() as on_error:
@@ -120,7 +139,7 @@ def start_process(
         if not first.isdigit():
             raise DeviceError(f"{shlex.join(arguments)} did not start in {folder} on the phone: {first}")
         on_error.pop_all()
-    return PhoneProcess(phone, stream, int(first))
+    return PhoneProcess(phone, stream, int(first), asked)
 
 
 def affinity_mask(cores: Iterable[int]) -> int:
@@ -172,6 +191,15 @@ def split_account(errors: str) -> tuple[str, float | None, float | None]:
     # The shell's own times stand first, its children's second.
     cpu_s = sum(60 * float(m) + float(s) for m, s in (times[1][:2], times[1][2:])) if len(times) > 1 else None
     return own, cpu_s, wall_s
+
+
+def split_cores(errors: str) -> tuple[str, frozenset[int] | None]:
+    """(the program's own errors, the cores that it had when it began) out of the wrapper's errors."""
+    told = _TOLD_CORES.match(errors)
+    if told is None:
+        return errors, None
+    mask = int(told[1].replace(",", ""), 16)
+    return errors[told.end() :], frozenset(core for core in range(mask.bit_length()) if mask >> core & 1)
 
 
 def uptimes_of(errors: str) -> tuple[float, float] | None:

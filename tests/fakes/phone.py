@@ -86,6 +86,9 @@ PROPERTIES = {
 class FakePhone:
     """state: as the server lists it. link_jitter_s: each packet is held up to this long, in each direction."""
 
+    rooted = _ROOTED
+    """What of a command becomes a path in the folder."""
+
     def __init__(self, root: Path, serial: str = "FAKE0001", link_jitter_s: float = 0.0) -> None:
         self.root = root
         self.serial = serial
@@ -195,7 +198,7 @@ class FakePhone:
         preloaded |= {name: path for name, path in os.environ.items() if name == CLOCK_FILE}
         process = subprocess.Popen(
             # A shell cannot trap what was ignored when it began, and tests may run under nohup.
-            ["env", "--default-signal=HUP", SHELL, "-c", _ROOTED.sub(f"{self.root}/", command)],
+            ["env", "--default-signal=HUP", SHELL, "-c", self.rooted.sub(f"{self.root}/", command)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -12,6 +12,7 @@ battery as it runs. Nothing here was measured.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ _CPUS = "/sys/devices/system/cpu"
 _PARTS = (0xD05, 0xD0B, 0xD4B)
 """A55, A76, A78C: names do not matter to the fake, and sizes follow from the clocks."""
 _TASKSET = """#!/bin/sh
-export MASK=$1; shift; exec "$@"
+echo "Cpus_allowed: $1" >"$PHONE/proc/self/status"; export MASK=$1; shift; exec "$@"
 """
 HUNG = f"601.{os.getpid()}"
 """Seconds; told apart from what tests in other processes let hang."""
@@ -55,6 +56,8 @@ echo ']'
 class SheetPhone(FakePhone):
     """noise: each run's time differs by up to this share, evenly."""
 
+    rooted = re.compile(rf"{FakePhone.rooted.pattern}|/(?=proc/self/status\b)")
+
     def __init__(
         self, root: Path, model: DecodeModel, serial: str = "FAKE0001", faster: float = 1.0, noise: float = 0.0
     ) -> None:
@@ -65,6 +68,7 @@ class SheetPhone(FakePhone):
         self._write_topology(model.clusters)
         self.file("/proc/meminfo", "MemTotal:       8000000 kB\n")
         self.file("/noise", f"{round(noise * 1e4)}\n")
+        (root / "proc/self").mkdir(parents=True, exist_ok=True)
         taskset = root / "bin" / "taskset"
         taskset.write_text(_TASKSET)
         taskset.chmod(0o755)
