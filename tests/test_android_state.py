@@ -79,6 +79,12 @@ def test_no_battery_dump_is_none(text: str) -> None:
     assert parse_battery(text) is None
 
 
+def test_a_thermal_status_that_somebody_set_is_unknown() -> None:
+    """`cmd thermalservice override-status 0` hides the throttling of a hot phone; its sensors are still its own."""
+    assert parse_thermal(THERMAL) == (0, 45.5)
+    assert parse_thermal(THERMAL.replace("IsStatusOverride: false", "IsStatusOverride: true")) == (None, 45.5)
+
+
 def test_thermal_reads_what_is_now_and_not_the_cache() -> None:
     assert parse_thermal(THERMAL) == (0, 45.5)
     assert parse_thermal(THERMAL.replace("Thermal Status: 0", "Thermal Status: 3"))[0] == 3

@@ -38,6 +38,7 @@ _WATCHED = ("battery", "thermal", "brightness", "airplane", "power", "boot")
 _PROPERTY = re.compile(r"^\[([^\]]+)\]: \[(.*)\]$", re.MULTILINE)
 _WAKEFULNESS = re.compile(r"mWakefulness=(\w+)")
 _BOOT_ID = re.compile(r"[0-9a-f-]{36}")
+_OVERRIDDEN = re.compile(r"^IsStatusOverride: true\b", re.MULTILINE)
 _CPU_SENSOR = re.compile(r"Temperature\{mValue=(-?[0-9]+(?:\.[0-9]+)?), mType=0,")
 
 
@@ -131,8 +132,11 @@ def parse_battery(text: str) -> BatteryState | None:
 
 
 def parse_thermal(text: str) -> tuple[int | None, float | None]:
-    """`dumpsys thermalservice`: (status, the hottest CPU sensor now in degC). Cached temperatures are old: not read."""
-    status = re.search(r"^Thermal Status: ([0-9]{1,3})\b", text, re.MULTILINE)
+    """`dumpsys thermalservice`: (status, the hottest CPU sensor now in degC). Cached temperatures are old: not read.
+
+    A status that somebody set (`cmd thermalservice override-status`) says nothing of the heat.
+    """
+    status = None if _OVERRIDDEN.search(text) else re.search(r"^Thermal Status: ([0-9]{1,3})\b", text, re.MULTILINE)
     _, now, current = text.partition("Current temperatures from HAL:")
     sensors = [float(c) for c in _CPU_SENSOR.findall(current.partition("Current cooling devices")[0])] if now else []
     return (int(status[1]) if status else None), (max(sensors) if sensors else None)
