@@ -105,7 +105,7 @@ class PhoneProcess:
             self._stream.close()
             if exit_code == 0 and self._cores is not None and given is not None and given != self._cores:
                 raise DeviceError(
-                    f"cores {core_words(self._cores)} were asked for, and the phone gave the program {core_words(given)}"
+                    f"cores {core_words(self._cores)} were asked for, and the program had {core_words(given)}"
                     " alone: others are not there, off line, or kept from programs of the shell (cpuset)"
                 )
         return self.result
