@@ -35,6 +35,7 @@ class HeldSide:
 
 
 if __name__ == "__main__":
+    dask_worker.UNHEARD_S = 2.0
     from tests import held_worker
 
     dask_worker.main(held_worker.HeldSide())  # type: ignore[arg-type]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,62 @@ def test_an_answer_that_takes_long_is_no_lost_one_and_holds_no_other_up(
         way.close(is_over=True)
     assert not [event for event in seen if isinstance(event, road.Lost | road.Down)]
     assert way.events(0.0) == []
+
+
+class Tunnel:
+    """To a port of this machine. `hang`: what is open takes all that is sent, and brings nothing; what is new works."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listens = socket.create_server(("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", self._listens.getsockname()[1])
+        self._open: list[threading.Event] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def n_open(self) -> int:
+        """Of those that do not hang."""
+        return sum(not hangs.is_set() for hangs in self._open)
+
+    def hang(self) -> None:
+        for hangs in self._open:
+            hangs.set()
+
+    def close(self) -> None:
+        self._listens.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                one, _ = self._listens.accept()
+                other = socket.create_connection(("127.0.0.1", self._port))
+                self._open.append(threading.Event())
+                for ends in ((one, other), (other, one)):
+                    threading.Thread(target=self._carry, args=(*ends, self._open[-1]), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket, hangs: threading.Event) -> None:
+        with suppress(OSError):
+            while content := one.recv(1 << 16):
+                if not hangs.is_set():
+                    other.sendall(content)
+        for end in (one, other):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.waits
+def test_a_worker_whose_tunnel_hangs_joins_again(tmp_path: Path) -> None:
+    """Its connection stays open, and so it waited for an answer for as long as it lived, and its device was absent."""
+    way = road.DaskRoad(Address("127.0.0.1", 0), None)
+    way.open()
+    tunnel = Tunnel(way.address.port)
+    try:
+        with worker(tunnel.address, "a", tmp_path):
+            for i in range(3):
+                assert eventually(lambda: tunnel.n_open() >= 2)  # what is sent, and heartbeats
+                assert eventually(lambda: way.devices() == {"a": 1})
+                way.send(f"{i}", "a", b"")
+                assert eventually(lambda i=i: road.Came(f"{i}", b"answer") in way.events(0.1))
+                tunnel.hang()
+    finally:
+        tunnel.close()
+        way.close(is_over=True)

@@ -14,7 +14,8 @@ import tempfile
 import threading
 import time
 import warnings
-from typing import Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 from harness.fleet.dask_settings import PAGES, SERIAL, TOPIC, resource_of, settle_dask, when_parent_ends
 from harness.fleet.security import HOST, Tls, read_address, security_of
@@ -22,8 +23,15 @@ from harness.fleet.worker_side import Say, WorkerSide
 from harness.interrupts import count_stops
 from results.records import Record
 
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
 EXIT_NO_COORDINATOR = 3
 TRY_EVERY_S = 0.5
+LOOK_EVERY_S = 0.2
+UNHEARD_S = 120.0
+"""Without an answer to a heartbeat: a tunnel whose other end is gone takes all that is sent, and brings nothing."""
+CLOSES_WITHIN_S = 10.0
 LEAST_JOIN_S, MOST_JOIN_S = 2.0, 20.0
 """Of one try, where what answers is no coordinator of ours and says nothing."""
 
@@ -90,14 +98,18 @@ async def work(asked: WorkerAsked) -> int:
             await asyncio.wait_for(worker, timeout=min(MOST_JOIN_S, max(LEAST_JOIN_S, left_s)))
             log.warning("%s: joined %s", asked.device, asked.address)
             was_there = True
-            await ended(worker)
-            seen_s = time.monotonic()
+            try:
+                await ended(worker)
+            finally:
+                seen_s = time.monotonic()
         except (OSError, TimeoutError, RuntimeError, ValueError) as error:
             if was_there:
                 log.warning("%s: no coordinator at %s (%s); trying again", asked.device, asked.address, _short(error))
                 was_there = False
         finally:
-            await worker.close(timeout=1, executor_wait=False, reason="joulebench")
+            with suppress(TimeoutError):
+                closing = worker.close(timeout=1, executor_wait=False, reason="joulebench")
+                await asyncio.wait_for(closing, CLOSES_WITHIN_S)
         if not _over.is_set():
             if time.monotonic() - seen_s > asked.wait_s:
                 log.error("%s: no coordinator at %s for %.0f s", asked.device, asked.address, asked.wait_s)
@@ -107,12 +119,20 @@ async def work(asked: WorkerAsked) -> int:
     return 0
 
 
-async def ended(worker: object) -> None:
-    """Until it lost its scheduler, or the run is over."""
-    finished = asyncio.ensure_future(worker.finished())  # type: ignore[attr-defined]
-    while not finished.done() and not _over.is_set():
-        await asyncio.wait([finished], timeout=0.2)
-    finished.cancel()
+async def ended(worker: Worker) -> None:
+    """Until it lost its scheduler, or the run is over. Raises `TimeoutError` where nothing is heard any more."""
+    finished = asyncio.ensure_future(worker.finished())
+    latency_s, n_alike = worker.latency, 0
+    try:
+        while not finished.done() and not _over.is_set():
+            await asyncio.wait([finished], timeout=LOOK_EVERY_S)
+            # Each answer to a heartbeat moves it. Looks are counted, so that no time counts in which we stood still.
+            n_alike = n_alike + 1 if worker.latency == latency_s else 0
+            latency_s = worker.latency
+            if n_alike * LOOK_EVERY_S >= UNHEARD_S:
+                raise TimeoutError(f"nothing was heard of it for {UNHEARD_S:.0f} s")
+    finally:
+        finished.cancel()
 
 
 def _short(error: BaseException) -> str:
