@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -173,3 +174,11 @@ def test_a_worker_whose_tunnel_hangs_joins_again(tmp_path: Path) -> None:
     finally:
         tunnel.close()
         way.close(is_over=True)
+
+
+@pytest.mark.parametrize("logger", ["distributed.worker", "tornado.application", "asyncio"])
+def test_what_dask_says_of_a_broken_connection_is_told_in_our_words(logger: str) -> None:
+    """A heartbeat that a proxy damaged was 40 lines of a traceback, and then the worker joined again."""
+    code = "from harness.fleet.dask_settings import settle_dask; settle_dask(); import distributed, logging;"
+    code += f"print(logging.getLogger({logger!r}).isEnabledFor(logging.ERROR))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

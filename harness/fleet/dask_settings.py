@@ -38,7 +38,9 @@ SETTINGS: dict[str, Any] = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
-    "logging": dict.fromkeys(("distributed", "distributed.client", "bokeh", "tornado", "asyncio"), "critical"),
+    "logging": dict.fromkeys(
+        ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application", "asyncio"), "critical"
+    ),
 }
 """`logging`: what Dask says of lost connections is told in our own words."""
 
