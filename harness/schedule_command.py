@@ -115,7 +115,7 @@ def add(
     book, now = _book(), datetime.now(UTC)
     entry = Entry(
         name=told_name,
-        plan=str(plan_path.resolve()),
+        plan=str(plan_path.absolute()),
         plan_sha256=_digest(plan_path),
         devices=tuple(devices or ()),
         settings=tuple(settings or ()),

@@ -74,6 +74,24 @@ def test_a_plan_runs_once_when_it_is_due_and_never_twice(tmp_path: Path) -> None
     assert folder.is_dir()
 
 
+def test_a_plan_behind_a_link_is_what_the_link_leads_to_when_it_is_run(tmp_path: Path) -> None:
+    """As `joulebench run` takes it: paths in a plan start at its folder, and that is the link's."""
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for folder, repeats in ((first, 1), (second, 2)):
+        folder.mkdir()
+        plan(folder, protocol=FAST | {"repeats": repeats})
+    link = tmp_path / "plan.toml"
+    link.symlink_to(first / "plan.toml")
+    assert add(tmp_path)[0] == 0
+    assert rows(tmp_path)[0]["plan"] == str(link)
+    link.unlink()
+    link.symlink_to(second / "plan.toml")
+    code, said, errors = schedule(tmp_path, "run-due")
+    assert (code, errors) == (0, "")
+    assert f"its plan has changed since it was added, and is run as it is now: {link}" in said
+    assert "2 trials ok, 0 failed" in said
+
+
 def test_a_time_in_quiet_hours_is_shown_with_their_end(tmp_path: Path) -> None:
     plan(tmp_path)
     assert add(tmp_path, "--at", "02:30", "--quiet", "22-06")[0] == 0
