@@ -25,7 +25,7 @@ from harness.model_specs import ModelSpec
 from harness.run_parts import expert_memory
 from harness.schema import EngineSpec
 from harness.technique_problems import sizes_there
-from results.units import told_apart, with_prefix
+from results.units import format_long_duration, told_apart, with_prefix
 
 
 def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
@@ -108,16 +108,9 @@ def rate_warning(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFa
         return None
     in_token = sizes.top_k * sizes.n_sparse_layers
     return (
-        f"engine {engine.label}: at copy_bytes_per_s = {rate} an expert of {n_bytes} bytes takes {_long(expert_s)}, and"
-        f" a token calls {in_token} of them; is a unit missing?"
+        f"engine {engine.label}: at copy_bytes_per_s = {rate} an expert of {n_bytes} bytes takes"
+        f" {format_long_duration(expert_s)}, and a token calls {in_token} of them; is a unit missing?"
     )
-
-
-def _long(duration_s: float) -> str:
-    for size, word in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
-        if duration_s >= size:
-            return f"{duration_s / size:.1f} {word}"
-    return f"{duration_s:.0f} s"
 
 
 class _Loading(NamedTuple):

@@ -115,6 +115,14 @@ def format_duration(duration_s: float) -> str:
     return f"{duration_s:.3g} s" if duration_s >= 1 else f"{duration_s * 1e3:.3g} ms"
 
 
+def format_long_duration(duration_s: float) -> str:
+    """Of a guess: "2.3 minutes", "12 s"."""
+    for size, word in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if duration_s >= size:
+            return f"{duration_s / size:.1f} {word}"
+    return f"{duration_s:.0f} s" if duration_s >= 1 else "1 s"
+
+
 def format_bytes(n_bytes: int) -> str:
     """Memory in binary units: 137438953472 -> "128 GiB"."""
     exponent = min(max(int(math.log2(n_bytes)) // 10, 0), 4) if n_bytes > 0 else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -317,3 +318,4 @@ def test_a_dry_run_says_that_it_looks_at_no_device(finished_run: FinishedRun) ->
     done = CliRunner().invoke(app, ["run", str(finished_run.plan), "--dry-run"])
     assert done.exit_code == 0, done.stderr
     assert "not looked at: devices and meters; `joulebench doctor` tests them" in done.stdout
+    assert re.search(r"about ([1-9]\d* s|[\d.]+ (minutes|hours|days)) \(decode tokens at most", done.stdout)

@@ -14,6 +14,7 @@ from results.units import (
     format_figure,
     format_interval,
     format_known,
+    format_long_duration,
     format_mean,
     format_number,
     format_p,
@@ -149,3 +150,12 @@ def test_two_sizes_of_which_one_is_larger_are_told_so_that_it_shows() -> None:
     assert told_apart(4849664, 4546560) == ("4.85 MB", "4.55 MB")
     assert told_apart(67104768, 67108864) == ("67.1 MB", "67.11 MB"), "67.1 MB both, with three digits"
     assert told_apart(5e9, 5e9) == ("5 GB", "5 GB")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.01, "1 s"), (12.4, "12 s"), (90, "1.5 minutes"), (9000, "2.5 hours"), (129_600, "1.5 days")],
+)
+def test_a_guessed_duration_is_never_none(seconds: float, told: str) -> None:
+    """A dry run of a modelled plan was told to take about 0.0 minutes."""
+    assert format_long_duration(seconds) == told
