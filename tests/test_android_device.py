@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from devices.android import battery as battery_module
+from devices.android import state
 from devices.android.device import AndroidDevice
 from devices.android.processes import affinity_mask, parse_process_cpu_s, split_account, split_cores
 from devices.android.server import ServerAddress
@@ -19,6 +20,7 @@ from devices.android.survey import attached_phones
 from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
+from devices.state_watch import state_marks
 from results.energy import energy_between
 from tests.data_folder import data_folder
 from tests.eventually import eventually, gone, is_alive
@@ -137,6 +139,28 @@ def test_joules_of_a_device_that_was_opened(device: AndroidDevice) -> None:
     end_s = CLOCK.now_s()
     reading = energy_between(meter.stop(), [(start_s, end_s)], "all", "battery")
     assert reading.energy_j == pytest.approx(2.0 * (end_s - start_s), rel=0.01)
+
+
+SLEEPER = """#!/bin/bash
+[ "$1" = power ] || exec "$PHONE/bin/dumpsys.of" "$@"
+read -r up x </proc/uptime; read -r slept_ms <"$PHONE/slept_ms"
+echo "  mWakefulness=Asleep"; echo "  mLastWakeTime=7 ($((10#${up/./}*10 - slept_ms - 7)) ms ago)"
+"""
+
+
+def test_a_phone_that_slept_in_a_window_marks_it(
+    fake: FakePhone, device: AndroidDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its uptime is this machine's, and it slept for as long as the test says."""
+    monkeypatch.setattr(state, "LONGEST_DUMP_S", 60.0)  # a busy machine takes long for a dump
+    (fake.root / "bin" / "dumpsys").rename(fake.root / "bin" / "dumpsys.of")
+    fake.file("/bin/dumpsys", SLEEPER).chmod(0o755)
+    seen = []
+    for slept_ms in (5_000, 305_000):
+        fake.file("/slept_ms", f"{slept_ms}\n")
+        seen.append(device.watched_state())
+    assert [s.suspended_s for s in seen] == [pytest.approx(5.0, abs=30.0), pytest.approx(305.0, abs=30.0)]
+    assert state_marks(seen, reads_battery=True) == ("suspended",)
 
 
 def test_a_phone_that_charges_is_refused(fake: FakePhone, server: FakeAdbServer) -> None:

@@ -21,6 +21,7 @@ from devices.android.state import (
     parse_memory_bytes,
     parse_properties,
     parse_state,
+    parse_suspended_s,
     parse_thermal,
     read_facts,
     read_state,
@@ -155,6 +156,16 @@ def test_what_a_phone_hides_is_none_and_not_zero(fake: FakePhone, phone: Phone) 
     fake.local("/proc/sys/kernel/random/boot_id").unlink()
     fake.answer("settings get system screen_brightness", "null\n")
     assert read_state(phone) == PhoneState(battery=None)
+
+
+def test_the_time_asleep_is_the_distance_of_two_clocks() -> None:
+    """Lines of a real dump; on that phone's clocks 1000.02 s had gone by, and 940 s of them awake."""
+    dump = "  mWakefulness=Asleep\n  mLastWakeTime=900000 (40000 ms ago)\n  mLastGlobalWakeTimeRealtime=1 (2 ms ago)\n"
+    assert parse_suspended_s(f"{dump}uptimes 1000.00 1000.04\n") == pytest.approx(60.02)
+    # What lies between two readings of the uptime is not told apart from sleep.
+    assert parse_suspended_s(f"{dump}uptimes 1000.00 1000.12\n") is None
+    assert parse_suspended_s("  mLastWakeTime=52611994516 ago\nuptimes 1000.00 1000.04\n") is None
+    assert parse_suspended_s(dump) is None
 
 
 def test_facts_of_the_phone(fake: FakePhone, phone: Phone) -> None:

@@ -164,6 +164,7 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
             battery_percent=battery.percent if battery else None,
             charging=battery.is_charging if battery else None,
             boot_id=state.boot_id,
+            suspended_s=state.suspended_s,
             throttled=None if state.thermal_status is None else state.thermal_status > 0,
             thermal_status=state.thermal_status,
             frequency_caps=state.frequency_caps,

@@ -5,7 +5,8 @@ Parsers are pure functions of text; `read_state` fetches all in one round trip. 
     dumpsys battery          status 2 charging, 3 discharging, 4 not charging, 5 full; temperature in 0.1 degC, level in
                              `scale`ths, voltage in mV, charge counter in uAh (android.os.BatteryManager)
     dumpsys thermalservice   status 0 none, 1 light, 2 moderate, 3 severe ... 6 shutdown (android.os.PowerManager)
-    dumpsys power            mWakefulness: Awake, Asleep, Dreaming, Dozing (PowerManagerInternal)
+    dumpsys power            mWakefulness: Awake, Asleep, Dreaming, Dozing (PowerManagerInternal); mLastWakeTime in ms
+                             of a clock that stands while the phone sleeps, and how long ago (TimeUtils.formatUptime)
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ _COMMANDS = {
     "load": "cat /proc/loadavg",
     "frequencies": "cat /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq",
     "caps": f"grep -sH '' {' '.join(CAP_FILES)}",
-    "power": "dumpsys power | grep mWakefulness=",
+    "power": "read -r a x </proc/uptime; dumpsys power | grep -e mWakefulness= -e mLastWakeTime=;"
+    ' read -r b x </proc/uptime; echo "uptimes $a $b"',
     "boot": "cat /proc/sys/kernel/random/boot_id",
 }
 _WATCHED = ("battery", "thermal", "brightness", "airplane", "power", "boot")
 """What may change in a window, and costs little to ask for."""
 _PROPERTY = re.compile(r"^\[([^\]]+)\]: \[(.*)\]$", re.MULTILINE)
 _WAKEFULNESS = re.compile(r"mWakefulness=(\w+)")
+_LAST_WAKE = re.compile(r"\bmLastWakeTime=([0-9]{1,15}) \(([0-9]{1,15}) ms ago\)")
+_UPTIMES = re.compile(r"^uptimes ([0-9]{1,12}\.[0-9]{1,9}) ([0-9]{1,12}\.[0-9]{1,9})$", re.MULTILINE)
+LONGEST_DUMP_S = 0.08
+"""Two readings of the time asleep differ by less than `state_watch.SUSPENDED_S` then, where the phone was awake."""
 _BOOT_ID = re.compile(r"[0-9a-f-]{36}")
 _OVERRIDDEN = re.compile(r"^IsStatusOverride: true\b", re.MULTILINE)
 _CPU_SENSOR = re.compile(r"Temperature\{mValue=(-?[0-9]+(?:\.[0-9]+)?), mType=0,")
@@ -79,6 +85,8 @@ class PhoneState:
     brightness: int | None = None
     """Of the screen, 0 to 255."""
     screen_on: bool | None = None
+    suspended_s: float | None = None
+    """How long it has slept since it was started."""
     boot_id: str | None = None
     """Made anew by the kernel at each start."""
     airplane_mode: bool | None = None
@@ -142,6 +150,18 @@ def parse_thermal(text: str) -> tuple[int | None, float | None]:
     return (int(status[1]) if status else None), (max(sensors) if sensors else None)
 
 
+def parse_suspended_s(power: str) -> float | None:
+    """Its uptime, which goes on while it sleeps, less the clock of `mLastWakeTime`. None where the dump took too long
+    for that to say anything."""
+    wake, uptimes = _LAST_WAKE.search(power), _UPTIMES.search(power)
+    if wake is None or uptimes is None:
+        return None
+    before_s, after_s = float(uptimes[1]), float(uptimes[2])
+    if after_s - before_s > LONGEST_DUMP_S:
+        return None
+    return (before_s + after_s) / 2 - (int(wake[1]) + int(wake[2])) / 1e3
+
+
 def parse_properties(text: str) -> dict[str, str]:
     """`getprop`: one `[name]: [value]` a line."""
     return dict(_PROPERTY.findall(text))
@@ -189,6 +209,7 @@ def parse_state(sections: dict[str, str]) -> PhoneState:
         cpu_frequency_mhz=sum(frequencies_khz) / len(frequencies_khz) / 1e3 if frequencies_khz else None,
         frequency_caps=frequency_caps(split_grep(sections.get("caps", ""))),
         screen_on=wakefulness[1] in ("Awake", "Dreaming") if wakefulness else None,
+        suspended_s=parse_suspended_s(sections.get("power", "")),
         boot_id=boot_id if _BOOT_ID.fullmatch(boot_id) else None,
     )
 
