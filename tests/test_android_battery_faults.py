@@ -11,7 +11,7 @@ from devices.android.battery import BatteryMeter
 from devices.android.server import ServerAddress
 from devices.android.shell import Phone
 from devices.base import DeviceError, TransientDeviceError
-from tests.battery_windows import CLOCK, INTERVAL_S, WATTS, opened, window
+from tests.battery_windows import CLOCK, INTERVAL_S, WATTS, energy, opened, window
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.held_clock import HeldClock
@@ -43,6 +43,30 @@ def test_a_sign_that_flips_in_the_window_has_no_energy(fake: FakePhone, phone: P
     assert reading.energy_j is None
     assert "uncovered" in str(reading.reason)
     assert "left out" in str(trace.note)
+
+
+def test_a_unit_that_changes_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
+    """From uA to mA: what it shows then is a thousandth, which no phone draws."""
+    with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
+        [trace], reading = window(meter, 1.0, lambda: gauge.change(per_ampere=1e3), 1.0)
+    assert reading.energy_j is None
+    assert "uncovered" in str(reading.reason)
+    assert "left out" in str(trace.note)
+
+
+def test_a_link_that_stalls_and_goes_on_costs_no_reading(fake: FakePhone, phone: Phone, clock: HeldClock) -> None:
+    """A spike of the network, over a step of the load: the phone has stamped what comes late."""
+    with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
+        meter.start()
+        start_s = CLOCK.now_s()
+        gauge.draw(2 * WATTS, start_s + 1.5)
+        clock.later(0.8, setattr, fake, "silent", True)
+        clock.later(2.2, setattr, fake, "silent", False)
+        CLOCK.sleep_until_s(start_s + 3.0)
+        traces = meter.stop()
+    reading = energy(traces, start_s, start_s + 3.0)
+    # Half of it at 2 W and half at 4 W; an update of the gauge is 0.1 s.
+    assert reading.energy_j == pytest.approx(9.0, abs=0.1 * WATTS + 0.1)
 
 
 def test_a_current_of_zero_is_not_zero_joules(fake: FakePhone, phone: Phone) -> None:

@@ -54,9 +54,10 @@ def test_a_charger_and_its_status_are_seen() -> None:
     assert (battery.powered_by, battery.status, battery.is_charging) == (("USB",), 2, True)
 
 
-def test_a_charger_on_line_counts_though_the_battery_discharges() -> None:
+@pytest.mark.parametrize("charger", ["AC", "USB", "Wireless", "Dock"])
+def test_a_charger_on_line_counts_though_the_battery_discharges(charger: str) -> None:
     """A weak port carries a part of the load, and the gauge does not see it."""
-    battery = parse_battery(DISCHARGING.replace("USB powered: false", "USB powered: true"))
+    battery = parse_battery(DISCHARGING.replace(f"{charger} powered: false", f"{charger} powered: true"))
     assert battery is not None
     assert (battery.status, battery.is_charging) == (3, True)
     assert parse_battery(DISCHARGING) == replace(battery, powered_by=())
