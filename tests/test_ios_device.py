@@ -24,7 +24,7 @@ from tests.eventually import eventually
 from tests.fakes.ios_phone import BATTERY, ENGINE_PID, UDID, FakeIphone, Plist, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 
-pytestmark = pytest.mark.waits
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("clock")]
 
 APP = "com.example.engine"
 CLOCK = MonotonicClock()
@@ -71,7 +71,7 @@ def measured(device: IosDevice, seconds: float) -> tuple[EnergyReading, PowerTra
     [meter] = device.meters
     meter.start()
     start_s = CLOCK.now_s()
-    time.sleep(seconds)
+    CLOCK.sleep_until_s(start_s + seconds)
     end_s = CLOCK.now_s()
     [trace] = meter.stop()
     return energy_between([trace], [(start_s, end_s)], "all", meter.name), trace

@@ -23,7 +23,7 @@ from tests.eventually import eventually
 from tests.fakes.ios_phone import ENGINE_PID, FakeIphone, ServedIphone, gauge_sample
 from tests.fakes.ios_tunneld import FakeTunneld
 
-pytestmark = pytest.mark.waits
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("clock")]
 
 APP = "com.example.engine"
 CLOCK = MonotonicClock()
@@ -139,7 +139,7 @@ def test_units_of_a_window_are_rates_times_seconds_and_no_joules(fake: FakeIphon
     meter.open()
     meter.start()
     start_s = CLOCK.now_s()
-    time.sleep(2.0)
+    CLOCK.sleep_until_s(start_s + 2.0)
     end_s = CLOCK.now_s()
     traces = meter.stop()
     whole = energy_between(traces, [(start_s, end_s)], "all", "energy gauge")

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ from results.records import EnergyReading
 from tests.fakes.ios_phone import BATTERY, UDID, FakeIphone, Plist, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 
-pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("no_usbmuxd")]
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("clock", "no_usbmuxd")]
 
 CLOCK = MonotonicClock()
 OTHER_UDID = "00008110-000000000000BEEF"
@@ -248,11 +247,11 @@ def window(device: IosDevice, fake: FakeIphone, changes: Plist, seconds: float =
     [meter] = device.meters
     meter.start()
     start_s = CLOCK.now_s()
-    time.sleep(seconds)
+    CLOCK.sleep_until_s(start_s + seconds)
     fake.battery = lambda: discharging(**changes)
-    time.sleep(seconds)
+    CLOCK.sleep_until_s(start_s + 2 * seconds)
     fake.battery = discharging
-    time.sleep(seconds)
+    CLOCK.sleep_until_s(start_s + 3 * seconds)
     end_s = CLOCK.now_s()
     traces = meter.stop()
     return energy_between(traces, [(start_s, end_s)], "all", meter.name)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Timer
 
 import pytest
 
@@ -23,11 +21,12 @@ from harness.session import PreparedCell, run_trial
 from results.derivation import energies_of
 from results.energy import NO_JOULES, energy_between
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part, read_traces
+from tests.fakes.held_clock import HeldClock
 from tests.fakes.ios_phone import BATTERY, UDID, FakeIphone, Plist, ServedIphone, gauge_sample
 from tests.fakes.ios_tunneld import FakeTunneld
 from tests.fakes.machine import FakeDevice, FakeEngine, FakeMachine, FakeWorkload, fake_requests
 
-pytestmark = pytest.mark.waits
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("clock")]
 
 CLOCK = MonotonicClock()
 PROTOCOL = TrialProtocol(warmup=0, idle_s=1.5)
@@ -41,7 +40,7 @@ class RealTime(FakeMachine):
         return CLOCK.now_s()
 
     def work(self, seconds: float, watts: float) -> None:
-        time.sleep(seconds)
+        CLOCK.sleep_until_s(CLOCK.now_s() + seconds)
 
 
 def two_watts() -> Plist:
@@ -106,8 +105,8 @@ def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: PreparedC
     assert baseline in trial.idle
 
 
-def test_a_cable_pulled_in_a_trial_is_worth_a_retry(arm: PreparedCell, served: ServedIphone) -> None:
-    Timer(4.0, served.pull_cable).start()
+def test_a_cable_pulled_in_a_trial_is_worth_a_retry(arm: PreparedCell, served: ServedIphone, clock: HeldClock) -> None:
+    clock.later(4.0, served.pull_cable)
     with pytest.raises(TransientDeviceError):
         run_trial(arm, PROTOCOL, repeat=0)
     served.plug_in()
@@ -143,9 +142,11 @@ def test_a_cable_pulled_in_a_recording_leaves_a_gap_and_keeps_the_rest(
     assert read_traces(tmp_path / "t.parquet")
 
 
-def test_a_charger_in_a_recording_is_marked_and_its_readings_are_a_gap(arm: PreparedCell, fake: FakeIphone) -> None:
-    Timer(1.5, setattr, (fake, "battery", lambda: two_watts() | {"ExternalConnected": True})).start()
-    Timer(1.8, setattr, (fake, "battery", two_watts)).start()
+def test_a_charger_in_a_recording_is_marked_and_its_readings_are_a_gap(
+    arm: PreparedCell, fake: FakeIphone, clock: HeldClock
+) -> None:
+    clock.later(1.5, setattr, fake, "battery", lambda: two_watts() | {"ExternalConnected": True})
+    clock.later(1.8, setattr, fake, "battery", two_watts)
     recording = record(arm.device, CLOCK, 3.5, lambda left_s: None)
     assert recording.marks == ("charging",)
     assert len(recording.interrupted) == 1

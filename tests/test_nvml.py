@@ -94,7 +94,8 @@ def test_without_the_counter_power_is_integrated_and_says_so(nvml: FakeNvml) -> 
 
 
 def test_counter_without_a_power_sensor_is_read_alone(nvml: FakeNvml) -> None:
-    answer = nvml.run(WINDOW, watts=70, tick_ms=100, power=3)
+    state = {"watts": 70, "tick_ms": 100, "power": 3}
+    answer = nvml.run(in_step_code(NVML, 1.2, **state), **state)
     assert answer["kinds"] == {"gpu0": "counter"}
     assert watts(answer)["total"] == pytest.approx(70.0, rel=0.02)
 

@@ -125,7 +125,7 @@ def test_amd_counters_in_joules(nvml: FakeNvml) -> None:
 
 
 def test_amd_counter_that_zeus_does_not_trust_gives_way_to_power(nvml: FakeNvml) -> None:
-    answer = on_amd(WINDOW, nvml, "tenfold")
+    answer = on_amd(in_step_code("devices.meters.zeus.ZeusMeter", 1.2, init=9), nvml, "tenfold")
     assert answer["kinds"] == {"gpu0": "power", "gpu1": "power"}
     assert answer["readings"]["total"]["method"] == "integrated power"
     assert watts(answer)["total"] == pytest.approx(370.0, rel=0.001)

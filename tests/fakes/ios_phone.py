@@ -11,7 +11,6 @@ import asyncio
 import plistlib
 import struct
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +26,9 @@ from pymobiledevice3.remote.xpc_message import (
     decode_xpc_object,
 )
 
+from devices.clock import MonotonicClock
+
+CLOCK = MonotonicClock()
 UDID = "00008140-0001100100000001"
 ENGINE_PID = 4242
 SIGKILL = 9
@@ -314,7 +316,7 @@ class _EnergyGauge(DTXService):  # type: ignore[misc]
     @dtx_on_invoke("startSamplingForPIDs:")  # type: ignore[untyped-decorator]
     async def start(self, process_ids: list[int]) -> None:
         self.phone.log.append(("trace", *process_ids))
-        self.begun_s = time.monotonic()
+        self.begun_s = CLOCK.now_s()
 
     @dtx_on_invoke("stopSamplingForPIDs:")  # type: ignore[untyped-decorator]
     async def stop(self, process_ids: list[int]) -> None:
@@ -323,7 +325,7 @@ class _EnergyGauge(DTXService):  # type: ignore[misc]
     @dtx_on_invoke("sampleAttributes:forPIDs:")  # type: ignore[untyped-decorator]
     async def sample(self, attributes: Plist, process_ids: list[int]) -> dict[int, Plist]:
         await asyncio.sleep(self.phone.delay_s)
-        samples = {int(pid): self.phone.gauge(time.monotonic() - self.begun_s) for pid in process_ids}
+        samples = {int(pid): self.phone.gauge(CLOCK.now_s() - self.begun_s) for pid in process_ids}
         return {pid: sample for pid, sample in samples.items() if sample and pid in self.phone.running.values()}
 
 
