@@ -357,11 +357,13 @@ def _argv(option: str, text: str | None, problems: list[str]) -> tuple[str, ...]
 
 def _check_name(name: str) -> None:
     from harness.plan_values import MAX_NAME
+    from harness.schedule.entries import MOST_NAME, in_files
 
-    if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable() or len(name) > MAX_NAME:
+    is_long = len(name) > MAX_NAME or len(in_files(name)) > MOST_NAME
+    if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable() or is_long:
         fail(
             f"--name {name[:60]!r}: names folders, so no slash, no leading dot, one line and at most {MAX_NAME}"
-            " characters; give another",
+            f" characters, of which those that are not ASCII count six or more of {MOST_NAME}; give another",
             EXIT_BAD_PLAN,
         )
 

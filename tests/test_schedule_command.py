@@ -314,6 +314,17 @@ def test_bad_input_is_refused_whole(tmp_path: Path, words: list[str], expected: 
     assert rows(tmp_path) == []
 
 
+def test_a_name_that_fits_no_file_is_refused_and_the_longest_that_does_is_run(tmp_path: Path) -> None:
+    """100 letters of other alphabets are 900 bytes of a file's name: the schedule was told to be made writable."""
+    plan(tmp_path)
+    code, _, errors = add(tmp_path, "--name", "測" * 23)
+    assert code == 2
+    assert "of which those that are not ASCII count six or more of 200; give another" in errors
+    assert add(tmp_path, "--name", "測" * 22)[0] == 0
+    assert schedule(tmp_path, "run-due")[::2] == (0, "")
+    assert add(tmp_path, "--name", "a" * 100)[0] == 0
+
+
 def test_a_name_is_taken_once(tmp_path: Path) -> None:
     plan(tmp_path)
     assert add(tmp_path)[0] == 0

@@ -23,6 +23,8 @@ from results.report.files import replace_text
 
 FOLDER = "schedule"
 SUFFIX, BEFORE = ".json", ".before"
+MOST_NAME = 200
+"""Characters of an entry's name as files of it have it; behind it stands more, and a file system takes 255 bytes."""
 MOST_RUNS = 1000
 """Numbers of times that were run, as many as are kept of them."""
 MAX_CRASHES = 3
@@ -183,7 +185,7 @@ class Book:
     def lock(self, name: str) -> Iterator[None]:
         """Whoever inherits its descriptor has it too. Raises `EntryBusyError`."""
         try:
-            descriptor = lock_file(self.folder / f"{quote(name, safe='')}.lock")
+            descriptor = lock_file(self.folder / f"{in_files(name)}.lock")
         except BusyError as error:
             raise EntryBusyError(f"{name} is run by {error.holder}") from error
         self.held[name] = descriptor
@@ -202,10 +204,10 @@ class Book:
 
     def log(self, name: str) -> Path:
         """Of its last run."""
-        return self.folder / f"{quote(name, safe='')}.log"
+        return self.folder / f"{in_files(name)}.log"
 
     def path(self, name: str) -> Path:
-        return self.folder / f"{quote(name, safe='')}{SUFFIX}"
+        return self.folder / f"{in_files(name)}{SUFFIX}"
 
     @staticmethod
     def _is_sound(path: Path) -> bool:
@@ -215,6 +217,11 @@ class Book:
         except (OSError, ValidationError):
             return False
         return True
+
+
+def in_files(name: str) -> str:
+    """An entry's name, as names of files have it."""
+    return quote(name, safe="")
 
 
 def _before(path: Path) -> Path:
