@@ -31,6 +31,7 @@ from harness.plan_values import MAX_NAME
 from harness.technique_specs import ReadByName as ReadByName
 from harness.technique_specs import TechniqueSpec as TechniqueSpec
 from harness.workload_specs import WorkloadSpec
+from results import stop_reached
 from results.asked_tables import TableSpec
 from results.records import Record
 
@@ -126,11 +127,11 @@ class StopSpec(Record):
 
     tag: ClassVar[str] = "width"
 
-    metric: Literal["e2e_s", "ttft_s", "tpot_s", "energy_j"] = "e2e_s"
-    relative_width: float = Field(0.05, gt=0, lt=1)
+    metric: Literal["e2e_s", "ttft_s", "tpot_s", "energy_j"] = stop_reached.METRIC
+    relative_width: float = Field(stop_reached.WIDTH, gt=0, lt=1)
     """Half the interval over the mean."""
     min_repeats: int = Field(3, ge=2, le=MAX_REPEATS)
-    max_repeats: int = Field(20, ge=2, le=MAX_REPEATS)
+    max_repeats: int = Field(stop_reached.MOST_REPEATS, ge=2, le=MAX_REPEATS)
 
     @model_validator(mode="after")
     def _can_stop(self) -> StopSpec:

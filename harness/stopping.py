@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Protocol as TypingProtocol
 
 from harness.schema import EnduranceSpec, StopSpec, TrialProtocol
 from results.cells import usable
 from results.statistics import relative_width, summarise
+from results.stop_reached import trial_value
 from results.trials import Trial
 
 PHONE_LIMIT_C = 45.0
@@ -90,11 +90,3 @@ def stopping_rule(protocol: TrialProtocol) -> StoppingRule:
     if isinstance(protocol.stop, EnduranceSpec):
         return Endurance(protocol.stop)
     return IntervalWidth(protocol.stop) if protocol.stop else FixedRepeats(protocol.repeats)
-
-
-def trial_value(trial: Trial, metric: str) -> float | None:
-    """A trial's value of a stopping metric: the mean over its requests, or the window's energy."""
-    if metric == "energy_j":
-        return next((r.energy_j for r in trial.energy if r.phase == "all" and r.component == "total"), None)
-    values = [v for c in trial.completions if (v := getattr(c, metric)) is not None]
-    return statistics.fmean(values) if values else None

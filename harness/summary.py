@@ -19,6 +19,7 @@ from results.rederivation import derivation_notes
 from results.resources import resource_notes
 from results.roads import arithmetic_notes, placement_notes, road_notes
 from results.same_requests import unlike_notes
+from results.stop_reached import not_reached
 from results.trial_traces import lost_trace_notes, meter_notes
 from results.units import format_interval, format_known, format_mean, format_number, format_p, si_scale, signed
 
@@ -76,6 +77,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
         *road_notes(run),
         *placement_notes(run),
         *disturbances(run),
+        *not_reached(run),
     ]
     for note in [*notes, *derivation_notes(run), *lost_trace_notes(run)]:
         console.print(note, markup=False, highlight=False)

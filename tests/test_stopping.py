@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from harness.schema import StopSpec, TrialProtocol
-from harness.stopping import FixedRepeats, IntervalWidth, stopping_rule, trial_value
+from harness.stopping import FixedRepeats, IntervalWidth, stopping_rule
 from results.statistics import mean_interval
+from results.stop_reached import not_reached, trial_value
 from results.trials import Trial
 from tests import run_builders as build
 
@@ -105,3 +107,27 @@ def test_a_stop_section_replaces_repeats() -> None:
     rule = stopping_rule(TrialProtocol(repeats=2, stop=StopSpec(max_repeats=9)))
     assert isinstance(rule, IntervalWidth)
     assert rule.max_repeats == 9
+
+
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [
+        ({"relative_width": 0.5, "max_repeats": 3}, None),
+        ({"relative_width": 0.01, "max_repeats": 4}, None),  # a run that is not over
+        ({"relative_width": 0.01, "max_repeats": 3}, "e2e_s to ± 1 %, and 3 repeats did not reach that: {} (± 2.48 %)"),
+        (
+            {"metric": "energy_j", "max_repeats": 3},
+            "energy_j to ± 5 %, and 3 repeats did not reach that: {} (no trial has it)",
+        ),
+        ({"minutes": 3}, None),
+        (None, None),
+    ],
+)
+def test_a_stop_that_was_not_reached_is_told(stop: dict[str, object] | None, told: str | None) -> None:
+    """boolq has no TPOT: a stop by it took all repeats without a word, as if it were known well enough."""
+    trials = timed(*VALUES)
+    data = build.run([build.cell(trials[0].cell_id)], trials)
+    info = data.info.model_copy(update={"plan": {"name": "a", "protocol": {"stop": stop}}})
+    assert relative_width(VALUES) == pytest.approx(0.0248, abs=1e-4)
+    cell = f"{data.cells[0].engine} · {data.cells[0].workload} · host"
+    assert not_reached(replace(data, info=info)) == ([f"protocol.stop asked for {told.format(cell)}."] if told else [])

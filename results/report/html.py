@@ -48,6 +48,7 @@ from results.roads import build_words, placement_notes, road_notes
 from results.run_frames import RunFrames
 from results.runs import RunData, shown_value
 from results.same_requests import unlike_notes
+from results.stop_reached import not_reached
 from results.trial_traces import lost_trace_notes, meter_notes
 from results.trials import Failure, Trial
 from results.units import format_bytes, format_share
@@ -245,7 +246,7 @@ def warnings_of(run: RunData) -> list[str]:
     samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
-    found += unlike_notes(run) + road_notes(run) + placement_notes(run) + disturbances(run)
+    found += unlike_notes(run) + road_notes(run) + placement_notes(run) + disturbances(run) + not_reached(run)
     return found + lost_trace_notes(run) + derivation_notes(run)
 
 
