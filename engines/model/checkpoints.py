@@ -21,12 +21,12 @@ from engines.model.tensor_files import TensorFile, is_finite
 from engines.model.tokenizer import Tokenizer
 from engines.model.wanted_tensors import tensor_shapes as tensor_shapes
 from engines.model.weights import ModelWeights
+from engines.model.wrong_sources import check_folder, refused_file, refused_weights
 
 logger = logging.getLogger(__name__)
 
 BUNDLED_PREFIX = "bundled:"
 BUNDLED_FOLDER = Path(__file__).parents[1] / "tiny" / "bundled"
-PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 MXFP4_SUFFIXES = ("_blocks", "_scales")
 TOKENIZER_FILES = ["*.json", "*.jinja"]
 
@@ -119,12 +119,14 @@ def _find_folder(source: str, weights: bool) -> tuple[Path, str | None]:
         return BUNDLED_FOLDER / name, None
     try:
         folder = Path(source).expanduser()
-        is_there = folder.is_dir()
+        is_there, is_file = folder.is_dir(), folder.is_file()
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder above that is closed, no such user
         raise EngineError(f"{source[:80]}: is no path of a folder ({getattr(error, 'strerror', error)})") from error
-    if is_there:
-        return folder, None
-    return _fetch_from_hub(source, folder, weights)
+    if is_file:
+        raise refused_file(folder)
+    found = (folder, None) if is_there else _fetch_from_hub(source, folder, weights)
+    check_folder(found[0])
+    return found
 
 
 def _fetch_from_hub(source: str, folder: Path, weights: bool) -> tuple[Path, str]:
@@ -178,12 +180,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if single.is_file():
         return [single]
-    pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
-    if pickles:
-        raise EngineError(
-            f"{folder}: only {', '.join(pickles)}; pickle checkpoints are never loaded; convert to safetensors"
-        )
-    raise EngineError(f"{folder}: no model.safetensors and no model.safetensors.index.json; fetch the weights")
+    raise refused_weights(folder)
 
 
 def _is_plain(name: str) -> bool:
@@ -213,11 +210,13 @@ def decisive_files_of(folder: Path, weights: bool = True) -> list[Path]:
 def _check_tensors(config: ModelConfig, located: dict[str, TensorFile]) -> None:
     wanted = tensor_shapes(config)
     missing = sorted(wanted.keys() - located.keys())
-    if missing:
-        raise EngineError(
-            f"tensor {missing[0]!r} missing ({len(missing)} in all); config.json and weights do not belong together"
-        )
     left_over = sorted(name for name in located.keys() - wanted.keys() if not _is_unused(name, config))
+    if missing:
+        instead = f", {left_over[0]!r:.200} left over ({len(left_over)} in all)" if left_over else ""
+        raise EngineError(
+            f"tensor {missing[0]!r} missing ({len(missing)} in all){instead}; config.json and weights do not belong"
+            " together"
+        )
     if left_over:
         raise EngineError(
             f"tensor {left_over[0]!r} left over ({len(left_over)} in all): {config.architecture} does not use it; "

@@ -26,6 +26,8 @@ from engines.model.special_tokens import (
 
 TOKENIZER_FILE, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
 OWN_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS)
+OTHER_FORMS = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "tiktoken.model", "spiece.model")
+"""Of tokenizers that transformers makes a tokenizer.json of."""
 FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
@@ -47,7 +49,12 @@ class Tokenizer:
 
         path = folder / TOKENIZER_FILE
         if not path.is_file():
-            raise EngineError(f"{folder}: no tokenizer.json; export the model's fast tokenizer beside its weights")
+            others = [name for name in OTHER_FORMS if (folder / name).is_file()]
+            only = f", only {' and '.join(others)}" if others else ""
+            raise EngineError(
+                f"{folder}: no tokenizer.json{only}; write the model's fast tokenizer beside its weights (transformers:"
+                " AutoTokenizer.from_pretrained, then save_pretrained)"
+            )
         content = _read_bytes(path)
         with _rust_errors(f"{path}: not a tokenizer", "fetch the file again"):
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
