@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from engines.errors import EngineError
+from engines.model.checkpoints import inspect_checkpoint
 from engines.model.generation_config import notes_on_choices
+from engines.model.idle_keys import CHANGES_NO_NUMBER
 from harness.plan import draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
@@ -24,6 +27,9 @@ FIRST, FIFTH = 224, 1995
 """Tokens that the random model answers with."""
 
 
+REQUEST = Request(request_id="q", sample_id="q", kind="generate", prompt_ids=(1,), max_new_tokens=N_NEW_TOKENS)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_random_model(folder := tmp_path_factory.mktemp("model"), "qwen3-moe")
@@ -31,11 +37,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.numbers
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 @pytest.mark.parametrize(
     "rules",
     [
         {"repetition_penalty": 1.3},
         {"no_repeat_ngram_size": 2},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"watermarking_config": {"greenlist_ratio": 0.25, "bias": 5.0}},
         {"suppress_tokens": [FIFTH]},
         {"begin_suppress_tokens": [FIRST]},
         {"forced_eos_token_id": 0},
@@ -45,25 +54,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_rules_that_change_what_lm_eval_gets_are_told(rules: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_rules_that_change_what_lm_eval_gets_are_told(
+    rules: dict[str, Any], file: str, folder: Path, tmp_path: Path
+) -> None:
     own = shutil.copytree(folder, tmp_path / "model")
-    settings = json.loads((own / "generation_config.json").read_text())
-    (own / "generation_config.json").write_text(json.dumps(settings | rules))
+    settings = json.loads((own / file).read_text())
+    (own / file).write_text(json.dumps(settings | rules))
+    if file == "config.json":
+        (own / "generation_config.json").unlink()
+        if not rules.keys() <= CHANGES_NO_NUMBER:
+            with pytest.raises(EngineError, match="has no such key"):
+                inspect_checkpoint(str(own))
+            return
     pair = load_pair(own)
-    request = Request(
-        request_id="q",
-        sample_id="q",
-        kind="generate",
-        prompt_ids=tuple(pair.engine.tokenizer.encode_prompt(PROMPT)),
-        max_new_tokens=N_NEW_TOKENS,
-    )
+    request = REQUEST.model_copy(update={"prompt_ids": tuple(pair.engine.tokenizer.encode_prompt(PROMPT))})
     ours = pair.engine.run(request, lambda event, at_s: None)
     assert {FIRST, FIFTH} <= set(ours.token_ids)
     (theirs,) = texts_of_hf(pair.hf, [PROMPT], {"until": ["@@"], "max_gen_toks": N_NEW_TOKENS})
     notes = notes_on_choices(own, [request])
     assert len(notes) == (theirs != ours.text)
-    assert all(f"{key} = {value}" in note for key, value in rules.items() for note in notes)
+    assert all(
+        f"{key} = {value}"[:40] in note and note.startswith(file) for key, value in rules.items() for note in notes
+    )
     assert notes_on_choices(own, [request.model_copy(update={"ignore_end_tokens": True})]) == ()
+
+
+def test_rules_of_config_json_do_not_count_beside_a_generation_config(folder: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(folder, tmp_path / "model")
+    settings = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(settings | {"repetition_penalty": 1.3}))
+    assert load_pair(own).hf.model.generation_config.repetition_penalty in (None, 1.0)
+    assert notes_on_choices(own, [REQUEST]) == ()
 
 
 def test_a_window_of_generated_answers_says_that_its_models_rules_are_not_followed(

@@ -1,4 +1,4 @@
-"""Rules of a model's generation_config.json by which answers are made, and which no engine here follows."""
+"""Rules of a model's own files by which answers are made, and which no engine here follows."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engines.model.model_config import GENERATION_CONFIG, read_generation_config
+from engines.model.model_config import CONFIG_FILE, GENERATION_CONFIG, read_json
 from results.records import Request
 
 OFF: Mapping[str, Any] = {
     "repetition_penalty": 1,
     "encoder_repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
     "bad_words_ids": None,
     "sequence_bias": None,
+    "watermarking_config": None,
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
     "forced_bos_token_id": None,
@@ -34,14 +36,20 @@ max_new_tokens stands over the number that lm-eval asks of transformers: an answ
 
 
 def notes_on_choices(folder: Path, requests: Iterable[Request]) -> tuple[str, ...]:
-    """Of rules that transformers follows by itself (and so do lm-eval's `hf` model and vLLM), and no engine here."""
+    """Of rules that transformers follows by itself (and so do lm-eval's `hf` model and vLLM), and no engine here.
+
+    They stand in generation_config.json. Where a model brings none, those in its config.json count, as in older files.
+    """
     if not any(request.kind == "generate" and not request.ignore_end_tokens for request in requests):
         return ()
-    asked = {key: value for key, value in read_generation_config(folder).items() if key in OFF}
+    path = folder / GENERATION_CONFIG
+    if not path.is_file():
+        path = folder / CONFIG_FILE
+    asked = {key: value for key, value in read_json(path).items() if key in OFF}
     rules = [f"{key} = {value!r:.40}" for key, value in asked.items() if value not in (None, [], {}, OFF[key])]
     if not rules:
         return ()
     return (
-        f"{GENERATION_CONFIG} asks for {', '.join(rules)}; answers here do not follow it, and those of lm-eval's hf"
+        f"{path.name} asks for {', '.join(rules)}; answers here do not follow it, and those of lm-eval's hf"
         " model may be others",
     )

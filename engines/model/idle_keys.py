@@ -42,7 +42,7 @@ CHANGES_NO_NUMBER = frozenset(
     # Parts that a decoder does not have
     | {"is_decoder", "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"}
     | {"pruned_heads"}
-    # How tokens are drawn, which requests say
+    # How tokens are drawn: requests say, and `engines.model.generation_config` tells what is not followed
     | {"do_sample", "temperature", "top_k", "top_p", "typical_p", "num_beams", "num_beam_groups", "diversity_penalty"}
     | {"early_stopping", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "num_return_sequences"}
     | {"encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "remove_invalid_values", "bad_words_ids"}
