@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-from devices.base import Clock, DeviceError, Meter
+from devices.base import Clock, DeviceError, Meter, TransientDeviceError
 from devices.gates import CountdownListener, Gates, wait_until_ready
 
 FactsT = TypeVar("FactsT")
@@ -16,6 +17,8 @@ WATCH_EVERY_S = 5.0
 
 
 UNIT_DIGITS = 12
+
+log = logging.getLogger(__name__)
 
 
 def unit_of(serial: str | None) -> str | None:
@@ -50,8 +53,22 @@ class GatedPhone(ABC, Generic[FactsT]):
         Raises `DeviceError`.
         """
 
+    @abstractmethod
+    def await_link(self) -> None:
+        """Looks for a phone that went away, up to a limit. Raises `DeviceError`."""
+
     def wait_until_ready(self) -> None:
-        """Before every trial, so that all start alike. Raises `NotReadyError`, `DeviceError`."""
+        """Before every trial, so that all start alike. Also for a phone that restarts, or whose link is gone for a
+        moment. Raises `NotReadyError`, `DeviceError`."""
+        self.await_link()
+        try:
+            self._wait_at_gates()
+        except TransientDeviceError as error:
+            log.info("%s; looking for it", error)
+            self.await_link()
+            self._wait_at_gates()
+
+    def _wait_at_gates(self) -> None:
         wait_until_ready(self.name, self.why_not_ready, self._gates, self._clock, self._on_wait)
 
     @property

@@ -45,6 +45,15 @@ class Gated(TypingProtocol):
         ...
 
 
+@runtime_checkable
+class Linked(TypingProtocol):
+    """A device that may go away and come back."""
+
+    def await_link(self) -> None:
+        """Looks for it, up to a limit. Raises `DeviceError`."""
+        ...
+
+
 class Attempts:
     """Runs trials of one plan with one set of parts."""
 
@@ -84,6 +93,9 @@ class Attempts:
                     self.samples[asked] = samples_of(arm.workload, arm.requests, arm.engine.tokenizer)
                 if gated:
                     self._await_ready(arm.device)
+                elif n_transient and isinstance(arm.device, Linked):
+                    # It may be warm by now, as it should be, and gone.
+                    arm.device.await_link()
                 self._progress.trial_started(label, repeat)
                 trial, traces = run_trial(arm, protocol, repeat)
                 share = trial.foreign_cpu_share

@@ -21,26 +21,31 @@ from tests.test_endurance import found_in
 from tests.test_tune_phone import small_phone
 
 
+def bench_plan(folder: Path, stop: dict[str, float]) -> Path:
+    (folder / "llama-bench").write_text(LLAMA_BENCH)
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    arm = {
+        "name": "bench", "runs": "llama-bench", "program": str(folder / "llama-bench"), "cores": "0-2",
+        "model_file": str(folder / "model.gguf"), "timeout_s": 5,
+    }  # fmt: skip
+    return write_plan(
+        folder / "plan.toml",
+        raw_plan(
+            engine=[arm],
+            workload=[{"name": "fixed_lengths", "prompt_tokens": 250, "new_tokens": 41, "limit": 1}],
+            device=[{"name": "adb:FAKE0001"}],
+            protocol=FAST | {"stop": stop},
+        ),
+    )
+
+
 @pytest.mark.waits
 def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: HeldClock) -> None:
     """llama-bench on a fake phone, whose battery falls and warms up; 8 s after the first round it is held back."""
     fake = small_phone(tmp_path / "phone")
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
     monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
-    (tmp_path / "llama-bench").write_text(LLAMA_BENCH)
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    arm = {
-        "name": "bench", "runs": "llama-bench", "program": str(tmp_path / "llama-bench"), "cores": "0-2",
-        "model_file": str(tmp_path / "model.gguf"), "timeout_s": 5,
-    }  # fmt: skip
-    lengths = {"name": "fixed_lengths", "prompt_tokens": 250, "new_tokens": 41, "limit": 1}
-    plan = write_plan(
-        tmp_path / "plan.toml",
-        raw_plan(
-            engine=[arm], workload=[lengths], device=[{"name": "adb:FAKE0001"}],
-            protocol=FAST | {"stop": {"minutes": 5, "until_temperature_c": 44}},
-        ),
-    )  # fmt: skip
+    plan = bench_plan(tmp_path, {"minutes": 5, "until_temperature_c": 44})
     ended = threading.Event()
     throttled_at: list[float] = []
 
@@ -91,6 +96,45 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
     steps = pd.read_csv(tmp_path / "run" / "endurance_steps.csv")
     rounds = pd.read_csv(tmp_path / "run" / "endurance.csv")
     assert set(steps["power_method"]) == set(rounds["power_method"].dropna()) - {"missing"} != set()
+
+
+@pytest.mark.waits
+def test_a_link_that_is_gone_for_a_moment_ends_no_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round in which it went is repeated, without a wait for a cooler phone; an empty battery ends the series."""
+    fake = small_phone(tmp_path / "phone")
+    fake.answer("dumpsys battery", DISCHARGING.replace("temperature: 312", "temperature: 399"))
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    plan = bench_plan(tmp_path, {"minutes": 5, "until_charge_percent": 40})
+    ended = threading.Event()
+
+    def after(n_runs: int) -> None:
+        while len(fake.runs()) < n_runs and not ended.wait(0.02):
+            pass
+
+    def mishaps() -> None:
+        after(8)
+        # Above the limit of the gates, as a phone is within a series.
+        fake.answer("dumpsys battery", DISCHARGING.replace("temperature: 312", "temperature: 420"))
+        fake.pull_cable()
+        ended.wait(2.0)
+        fake.plug_in()
+        after(14)
+        fake.answer("dumpsys battery", DISCHARGING.replace("level: 82", "level: 35"))
+
+    with FakeBattery(fake, IDLE_W, update_s=0.015), FakeAdbServer(fake) as server:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        thread = threading.Thread(target=mishaps)
+        thread.start()
+        try:
+            done = CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")])
+        finally:
+            ended.set()
+            thread.join()
+    assert done.exit_code == 0, done.output
+    [series] = found_in(tmp_path / "run")
+    assert series.ended_by == "battery: 35 %, 40 % is the limit"
+    assert sum(r.trial.attempts > 1 for r in series.rounds) == 1
 
 
 def throttle(figures: Path) -> None:

@@ -137,6 +137,17 @@ def test_a_cable_pulled_in_the_window_is_worth_a_retry(served: ServedIphone, dev
     assert len(meter.stop()) == 1
 
 
+def test_a_phone_whose_tunnel_went_is_waited_for_before_a_trial(served: ServedIphone, device: IosDevice) -> None:
+    served.pull_cable()
+    with pytest.raises(TransientDeviceError):
+        device.conditions()
+    back = Timer(1.5, served.plug_in)
+    back.start()
+    device.wait_until_ready()
+    back.join()
+    assert device.conditions().charging is False
+
+
 def test_a_phone_that_tells_no_current_has_no_meter(fake: FakeIphone, tunneld: FakeTunneld) -> None:
     fake.battery = lambda: {key: value for key, value in BATTERY.items() if key != "InstantAmperage"}
     device = device_at(tunneld)

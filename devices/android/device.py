@@ -101,15 +101,9 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
     def _reads_battery(self) -> bool:
         return "battery" in self._meter_names
 
-    def wait_until_ready(self) -> None:
-        """Also for a phone that restarts, or whose link is gone for a moment. Raises `NotReadyError`, `DeviceError`."""
-
-        def reach_and_wait() -> None:
-            # Its address may have gone to another phone since the last trial.
-            self.phone.reach()
-            super(AndroidDevice, self).wait_until_ready()
-
-        self.phone.reached(reach_and_wait, self.reconnect_s)
+    def await_link(self) -> None:
+        """Also refuses another phone that has its address by now. Raises `DeviceError`."""
+        self.phone.reach(self.reconnect_s)
 
     def why_not_ready(self) -> str | None:
         battery = parse_battery(self.phone.read("dumpsys battery") or "")

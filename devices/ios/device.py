@@ -13,7 +13,7 @@ from devices.device_lock import DeviceLock
 from devices.gated_phone import GatedPhone, unit_of
 from devices.gates import CountdownListener, Gates, Lasting, too_hot_or_empty
 from devices.ios.app_console import AppRun, run_app
-from devices.ios.battery import BatteryMeter
+from devices.ios.battery import RECONNECT_S, BatteryMeter
 from devices.ios.energy_gauge import EnergyGaugeMeter
 from devices.ios.phone import Phone
 from devices.ios.state import BatteryState, PhoneFacts, told_state
@@ -107,6 +107,9 @@ class IosDevice(GatedPhone[PhoneFacts]):
             return BatteryMeter(self.phone, self._interval_s, self._clock)
         assert self._app is not None
         return EnergyGaugeMeter(self.phone, self._app, self._interval_s, self._clock)
+
+    def await_link(self) -> None:
+        self.phone.reach(RECONNECT_S)
 
     def why_not_ready(self) -> str | None:
         return why_not_ready(self.phone.battery(), self._gates, "battery" in self._meter_names)
