@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 160
+LEAST_WIDTH = 30
+"""Of tables: in less rich prints columns without a letter, and the terminal folds their lines itself."""
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 EXIT_BAD_PLAN, EXIT_MODELLED_ONLY, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_NONE_USABLE = 2, 3, 4, 5, 6
 EXIT_NOT_WRITTEN = 7
@@ -53,8 +55,10 @@ def console_of(stderr: bool = False) -> Console:
     # Names of runs, arms and devices are text: of `run:b:` Rich would make a picture.
     made = partial(Console, stderr=stderr, emoji=False)
     found = made()
-    # A file or a pipe has no width of its own: wide enough that no table folds its words.
-    return found if found.is_terminal or "COLUMNS" in os.environ else made(width=PIPE_WIDTH)
+    # A file or a pipe has no width of its own: wide enough that no table folds its words. Some programs say COLUMNS=0.
+    if not (found.is_terminal or "COLUMNS" in os.environ) or found.width < 1:
+        return made(width=PIPE_WIDTH)
+    return found if found.width >= LEAST_WIDTH else made(width=LEAST_WIDTH)
 
 
 UNITS = {"j": "J", "w": "W"}

@@ -97,6 +97,13 @@ def test_absent_data_folder_is_an_error_and_not_the_sample(tmp_path: Path) -> No
         data_source("folder", None)
 
 
+def test_a_data_folder_that_is_a_file_is_told_so(tmp_path: Path) -> None:
+    """It was said not to exist."""
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkloadError, match="is no folder; name one"):
+        data_source(None, tmp_path / "file")
+
+
 def test_missing_column_names_file_line_and_the_columns_found(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps(ITEM) + "\n" + json.dumps({"query": "?", "label": "1"}) + "\n")
     message = complaint(tmp_path)

@@ -100,3 +100,12 @@ def test_words_of_wide_letters_are_whole(monkeypatch: pytest.MonkeyPatch, capsys
     print_rows([{"arm": arm, "technique": "prefetch-hint, dropless"} for arm in arms], False, "")
     told = capsys.readouterr().out
     assert all(arm in told for arm in arms)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 5, 29])
+def test_nothing_is_lost_where_columns_say_that_there_is_no_room(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """COLUMNS=0, which some programs set, printed nothing at all, and COLUMNS=5 a table without a letter."""
+    told = "".join(printed(columns, monkeypatch, capsys).split())
+    assert sorted(told.replace("─", "")) == sorted("".join(printed(120, monkeypatch, capsys).split()).replace("─", ""))

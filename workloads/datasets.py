@@ -111,7 +111,8 @@ def data_source(kind: SourceKind | None, data_root: Path | None) -> DataSource:
     if data_root is None:
         raise WorkloadError('data = "folder", but no data folder was given; set JOULEBENCH_DATA, or data = "sample"')
     if not data_root.is_dir():
-        raise WorkloadError(f"data folder {data_root} does not exist; create it, or leave it out for the sample")
+        what = "is no folder; name one" if data_root.exists() else "does not exist; create it"
+        raise WorkloadError(f"data folder {data_root} {what}, or leave it out for the sample")
     return DataSource("folder", data_root)
 
 
