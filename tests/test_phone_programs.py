@@ -20,13 +20,13 @@ from devices.android.server import ServerAddress
 from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
-from engines.base import unheard
+from engines.base import EngineError, unheard
 from engines.external import gate
 from engines.external.programs.engine import ProgramEngine
 from engines.external.programs.executorch import ExecuTorch, ExecuTorchOptions
 from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
 from engines.external.programs.phone_target import ROOT, PhoneTarget
-from engines.external.programs.program import PhaseSetting, Settings
+from engines.external.programs.program import PhaseSetting, ProgramCall, Settings
 from engines.external.programs.target import HostTarget
 from engines.model.checkpoints import BUNDLED_FOLDER
 from engines.model.tokenizer import Tokenizer
@@ -160,6 +160,17 @@ def test_files_are_pushed_once_and_again_where_one_is_damaged(
     engine_on(device, tmp_path, HANGS).prepare()
     assert Path(pushed[-1]).parent != Path(pushed[0]).parent
     assert own.read_text() == "x"
+
+
+def test_cores_that_the_phone_does_not_give_are_the_arms_failure(device: AndroidDevice, tmp_path: Path) -> None:
+    """And not the phone's, which would end a tuning session: other arms ask for other cores."""
+    core, absent = min(os.sched_getaffinity(0)), (os.cpu_count() or 1) + 8
+    (tmp_path / "model").write_text("")
+    target = PhoneTarget(device, CLOCK.now_s)
+    target.prepare({"model": tmp_path / "model"})
+    with pytest.raises(EngineError, match=rf"cores {core},{absent} were asked for, and the program had {core} alone"):
+        target.run(ProgramCall(("true",), frozenset({core, absent})), {}, 30.0)
+    target.close()
 
 
 @pytest.mark.parametrize("what", ["unplugged", "server killed", "too slow"])

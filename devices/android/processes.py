@@ -49,6 +49,10 @@ _TELL_CORES = (
 _TOLD_CORES = re.compile(rf"{_CORES} ([0-9a-f,]{{1,999}})\n")
 
 
+class FewerCoresError(DeviceError):
+    """A program ended well, and not on all cores that were asked for."""
+
+
 @dataclass(frozen=True)
 class ProcessResult:
     """A program that ended. cpu_s: user and system time, its children's included; wall_s on the phone's uptime."""
@@ -88,8 +92,7 @@ class PhoneProcess:
         return None if stat is None else parse_process_cpu_s(stat)
 
     def wait(self, timeout_s: float) -> ProcessResult:
-        """Its output, errors and exit code. Raises `TransientDeviceError` at the limit, after killing it; `DeviceError`
-        where it ended well, and not on the cores that were asked for."""
+        """Its output, errors and exit code. Raises `TransientDeviceError` at the limit, after killing it; `FewerCoresError`."""
         if self.result is None:
             try:
                 output, errors, exit_code = self._stream.finish(timeout_s)
@@ -104,7 +107,7 @@ class PhoneProcess:
             self.is_running = False
             self._stream.close()
             if exit_code == 0 and self._cores is not None and given is not None and given != self._cores:
-                raise DeviceError(
+                raise FewerCoresError(
                     f"cores {core_words(self._cores)} were asked for, and the program had {core_words(given)}"
                     " alone: others are not there, off line, or kept from programs of the shell (cpuset)"
                 )

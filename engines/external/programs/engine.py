@@ -169,7 +169,7 @@ class ProgramEngine:
 
 
 def _road(program: Program) -> Road:
-    """Cores are the program's or taskset's to keep, and are not read back."""
+    """Cores are the program's or taskset's to keep, and are not read back: a phone that gives fewer is an error."""
     numbers = [setting.n_threads for setting in program.settings]
     prefill, decode = (PhaseThreads(n_threads=n) if len(set(numbers)) > 1 else None for n in numbers)
     return Road(

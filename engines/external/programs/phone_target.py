@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from devices.android.device import AndroidDevice
-from devices.android.processes import WORK_FOLDER
+from devices.android.processes import WORK_FOLDER, FewerCoresError
 from devices.android.stamps import burst, phone_times
 from devices.base import DeviceError, TransientDeviceError
 from engines.errors import EngineError
@@ -107,6 +107,9 @@ class PhoneTarget:
             result = process.wait(timeout_s)
         except TransientDeviceError as error:
             raise TransientDeviceError(f"{self._device.name}: {call.arguments[0]}: {error}") from error
+        except FewerCoresError as error:
+            # Other arms may ask for cores that the phone gives.
+            raise EngineError(f"{call.arguments[0]}: {error}") from error
         except BaseException:
             with suppress(DeviceError):
                 process.kill()
