@@ -92,7 +92,8 @@ class PhoneProcess:
         return None if stat is None else parse_process_cpu_s(stat)
 
     def wait(self, timeout_s: float) -> ProcessResult:
-        """Its output, errors and exit code. Raises `TransientDeviceError` at the limit, after killing it; `FewerCoresError`."""
+        """Its output, errors and exit code. Raises `FewerCoresError`, and at the limit, after
+        killing it, `TransientDeviceError`."""
         if self.result is None:
             try:
                 output, errors, exit_code = self._stream.finish(timeout_s)
