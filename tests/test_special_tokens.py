@@ -73,10 +73,14 @@ def read(folder: Path, rows: int = ROWS) -> Tokenizer:
     return Tokenizer(folder, "model", (), rows)
 
 
-def assert_as_transformers(folder: Path) -> None:
+def peer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    theirs, ours = AutoTokenizer.from_pretrained(folder), read(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def assert_as_transformers(folder: Path) -> None:
+    theirs, ours = peer(folder), read(folder)
     for text in TEXTS:
         ids = theirs.encode(text, add_special_tokens=False)
         assert ours.encode(text) == ids
@@ -153,6 +157,58 @@ def test_templates_by_name_are_a_choice_only_where_one_is_the_default(tmp_path: 
     tokenizer = read(write(tmp_path, {"tokenizer_config.json": {"chat_template": listed}}))
     with pytest.raises(EngineError, match=r"has templates rag, tool_use and none is the default; write the one to use"):
         tokenizer.chat(MESSAGES)
+
+
+TEMPLATE_FILES: dict[str, tuple[str | None, dict[str, str]]] = {
+    "a file before the config": ("config", {"chat_template.jinja": "file"}),
+    "the folder's default before the file": ("config", {"chat_template.jinja": "file", "default": "more"}),
+    "the folder's default before the config": ("config", {"default": "more", "rag": "wrong"}),
+    "the file beside others in the folder": ("config", {"chat_template.jinja": "file", "rag": "wrong"}),
+    "others in the folder in the place of the config's": ("config", {"rag": "wrong", "tool_use": "wrong"}),
+    "the config before the file of older models": ("config", {"chat_template.json": "older"}),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATE_FILES)
+def test_of_several_templates_the_one_that_transformers_takes_is_taken(name: str, tmp_path: Path) -> None:
+    said, files = TEMPLATE_FILES[name]
+    write(tmp_path, {"tokenizer_config.json": {"chat_template": said}})
+    (tmp_path / "additional_chat_templates").mkdir()
+    for file, text in files.items():
+        if file == "chat_template.json":
+            (tmp_path / file).write_text(json.dumps({"chat_template": text}))
+        else:
+            (tmp_path / (file if "." in file else f"additional_chat_templates/{file}.jinja")).write_text(text)
+    theirs, ours = peer(tmp_path), read(tmp_path)
+    if isinstance(theirs.chat_template, dict) and "default" not in theirs.chat_template:
+        with pytest.raises(ValueError, match="no default specified"):
+            theirs.apply_chat_template(MESSAGES, tokenize=False)
+        with pytest.raises(EngineError, match=r"has templates rag, tool_use and none is the default"):
+            ours.chat(MESSAGES)
+    else:
+        assert theirs.apply_chat_template(MESSAGES, tokenize=False) == ours.chat(MESSAGES)
+
+
+def test_the_template_of_an_older_model_that_also_sees_is_its_own(tmp_path: Path) -> None:
+    write(tmp_path, {"tokenizer_config.json": {"chat_template": None}})
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "older"}))
+    tokenizer = read(tmp_path)
+    assert tokenizer.has_chat_template
+    assert tokenizer.chat(MESSAGES) == "older"
+
+
+@pytest.mark.parametrize("said", [False, True])
+@pytest.mark.parametrize(
+    "named", ["GPT2Tokenizer", "GPTNeoXTokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast"]
+)
+def test_a_blank_before_a_text_is_as_in_transformers_or_told(named: str, said: bool, tmp_path: Path) -> None:
+    write(tmp_path, {"tokenizer_config.json": {"tokenizer_class": named, "add_prefix_space": said}})
+    if said and named != "PreTrainedTokenizerFast":
+        assert peer(tmp_path).encode("the fox") == peer(tmp_path).encode(" the fox")
+        with pytest.raises(EngineError, match=r"add_prefix_space True contradicts tokenizer\.json"):
+            read(tmp_path)
+    else:
+        assert read(tmp_path).encode("the fox") == peer(tmp_path).encode("the fox")
 
 
 def test_a_gguf_file_names_the_tokens_that_were_added(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from engines.model.mxfp4 import NAN_SCALE
 from engines.model.quantised import AS_THE_MODEL, Quantisation
 from engines.model.single_tensors import Part
 from engines.model.tensor_files import TensorFile, is_finite
-from engines.model.tokenizer import Tokenizer
+from engines.model.tokenizer import MORE_TEMPLATES, Tokenizer
 from engines.model.wanted_tensors import tensor_shapes as tensor_shapes
 from engines.model.weights import ModelWeights
 from engines.model.wrong_sources import check_folder, refused_file, refused_weights
@@ -203,7 +203,7 @@ def decisive_files(source: str) -> list[Path]:
 
 def decisive_files_of(folder: Path, weights: bool = True) -> list[Path]:
     """The same of a folder, as far as it is there. Raises `EngineError`."""
-    own = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
+    own = {path for pattern in (*TOKENIZER_FILES, f"{MORE_TEMPLATES}/default.jinja") for path in folder.glob(pattern)}
     return [*sorted(own), *(_weight_files(folder) if weights else ())]
 
 

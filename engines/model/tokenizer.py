@@ -25,7 +25,13 @@ from engines.model.special_tokens import (
 )
 
 TOKENIZER_FILE, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
-OWN_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS)
+MORE_TEMPLATES, LEGACY_TEMPLATE = "additional_chat_templates", "chat_template.json"
+"""A folder of templates by name, and the file of older models that also see."""
+OWN_FILES = (
+    *(TOKENIZER_FILE, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS),
+    *(CHAT_TEMPLATE, "default.jinja", LEGACY_TEMPLATE),
+)
+BUILT_ANEW = ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")
 OTHER_FORMS = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "tiktoken.model", "spiece.model")
 """Of tokenizers that transformers makes a tokenizer.json of."""
 FALLBACK_CHAT_TEMPLATE = (
@@ -70,6 +76,7 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = splits
         decisive = content + "".join(added).encode() + (b"split_special_tokens" if splits else b"")
         self.name = f"{model_name}@{hashlib.sha256(decisive).hexdigest()[:8]}"
+        _check_prefix_space(config_path, config, content)
         with _rust_errors(f"{path}: tokenizer that encodes nothing", "fetch the file again"):
             self._begin: str = self._tokenizer.decode(self._tokenizer.encode("").ids[:1], skip_special_tokens=False)
             self._size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -206,6 +213,21 @@ class Tokenizer:
         return () if token_id is None else (token_id,)
 
 
+def _check_prefix_space(path: Path, config: dict[str, Any], content: bytes) -> None:
+    """Classes whose pre-tokenizer transformers builds anew take from the config whether a text gets a blank before it.
+    content: tokenizer.json's."""
+    said = config.get("add_prefix_space")
+    if not isinstance(said, bool) or str(config.get("tokenizer_class")).removesuffix("Fast") not in BUILT_ANEW:
+        return
+    before = json.loads(content).get("pre_tokenizer") or {}
+    parts = [part for part in (before, *before.get("pretokenizers", ())) if part.get("type") == "ByteLevel"]
+    if any(part.get("add_prefix_space") is not said for part in parts):
+        raise EngineError(
+            f"{path}: add_prefix_space {said} contradicts {TOKENIZER_FILE}, which would give other tokens; make it the"
+            " same in both, as the model was trained"
+        )
+
+
 def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -225,14 +247,15 @@ def _rust_errors(what: str, remedy: str) -> Iterator[None]:
 
 
 def _read_chat_template(folder: Path, config: dict[str, Any]) -> str:
-    """chat_template.jinja (newer exports), else the config's template (one, or of several the "default"), else ours."""
-    path = folder / CHAT_TEMPLATE
-    if path.is_file():
-        try:
-            return _read_bytes(path).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise EngineError(f"{path}: not UTF-8 ({error}); fetch the file again") from error
-    template = config.get("chat_template")
+    """As transformers chooses: of chat_template.jinja and the folder of more templates, else of the config's, and of
+    several the "default" one. Last comes the file of older models, then ours."""
+    paths = {"default": folder / CHAT_TEMPLATE} if (folder / CHAT_TEMPLATE).is_file() else {}
+    paths |= {path.stem: path for path in folder.glob(f"{MORE_TEMPLATES}/*.jinja")}
+    template: Any = {name: _read_text(path) for name, path in paths.items()} or config.get("chat_template")
+    where = folder / TOKENIZER_CONFIG
+    if not template and (folder / LEGACY_TEMPLATE).is_file():
+        where = folder / LEGACY_TEMPLATE
+        template = read_json(where).get("chat_template")
     if isinstance(template, list):
         template = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
     if isinstance(template, dict):
@@ -241,8 +264,15 @@ def _read_chat_template(folder: Path, config: dict[str, Any]) -> str:
         refusal = "{{ raise_exception(" + json.dumps(f"{names} to {CHAT_TEMPLATE}") + ") }}"
         template = template.get("default", refusal) if template else None
     if template is not None and not isinstance(template, str):
-        raise EngineError(f"{folder / 'tokenizer_config.json'}: chat_template must be a text, found {template!r:.80}")
+        raise EngineError(f"{where}: chat_template must be a text, found {template!r:.80}")
     return template or FALLBACK_CHAT_TEMPLATE
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return _read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EngineError(f"{path}: not UTF-8 ({error}); fetch the file again") from error
 
 
 def _as_json(
