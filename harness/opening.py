@@ -148,11 +148,11 @@ def check_same_machine(then: RunInfo, now: Mapping[str, Environment], directory:
                 f"{directory} was begun on another machine or software ({'; '.join(changed)}); go on there, or start"
                 " anew with another --out"
             )
-        one, other = then.environments[device].unit, environment.unit
-        if one is not None and other is not None and one != other:
+        if environment.is_another_unit(then.environments[device]):
             raise StoreError(
                 f"{directory} was begun on another phone of this model ({device}: the digest of its serial number was"
-                f" {one}, and is {other} now); connect that one, or start anew with another --out"
+                f" {then.environments[device].unit}, and is {environment.unit} now); connect that one, or start anew"
+                " with another --out"
             )
         road = _other_road(then.environments[device].build, environment.build)
         if road:

@@ -89,6 +89,10 @@ class Environment(Record):
     build: Build | None = None
     """None where no engine of ours runs on the CPU (a phone, a GPU), and in runs from before it was kept."""
 
+    def is_another_unit(self, other: Environment) -> bool:
+        """Whether the two are known to be two of one kind."""
+        return self.unit is not None and other.unit is not None and self.unit != other.unit
+
 
 class PhaseThreads(Record):
     """What a phase was computed with on this host's CPU, where a plan chooses it for each phase."""

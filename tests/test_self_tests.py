@@ -57,6 +57,13 @@ def test_a_self_test_is_kept_by_device_and_holds_for_its_machine_only(
     assert last_self_test("host", build.ENVIRONMENT, tmp_path) is None
     elsewhere = build.ENVIRONMENT.model_copy(update={"cpu_model": "another"})
     assert last_self_test(found.device, elsewhere, tmp_path) is None
+    # Two phones of one model, each of them `adb:` in its turn.
+    one, other = (build.ENVIRONMENT.model_copy(update={"unit": unit}) for unit in ("8c2f01d5b7aa", "04d1c3e99b6f"))
+    of_one = found.model_copy(update={"environment": one})
+    keep_self_test(of_one, tmp_path)
+    assert last_self_test(found.device, one, tmp_path) == of_one
+    assert last_self_test(found.device, other, tmp_path) is None
+    keep_self_test(found, tmp_path)
     kept.write_text("{", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
         assert last_self_test(found.device, build.ENVIRONMENT, tmp_path) is None
