@@ -329,7 +329,8 @@ class RunParts:
         if isinstance(plan.model, PlayedModelSpec):
             return ArmScores((), (f"not scored: {NO_MODEL}",))
         if not isinstance(workload, ComparesDistributions):
-            return ArmScores((), notes_on_choices(self.facts(plan.model.source).folder, requests))
+            facts = self.facts(plan.model.source)
+            return ArmScores((), notes_on_choices(facts.folder, requests, facts.tokenizer.asks_to_clean))
         if plan.cell.cell_id not in self._arm_scores:
             against = plan.reference or as_lossless(plan)
             key = f"{plan.cell.workload}/{against.cell.cell_id}"

@@ -102,3 +102,26 @@ def test_a_window_of_generated_answers_says_that_its_models_rules_are_not_follow
     for workload, notes in told.items():
         assert [note for note in notes if "repetition_penalty = 1.05" in note] == list(notes)
         assert len(notes) == workload.startswith("sharegpt")
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "BPE that is asked"])
+@pytest.mark.parametrize("said", [True, False])
+def test_blanks_that_transformers_takes_out_of_texts_are_told(kind: str, said: bool, tmp_path: Path) -> None:
+    import tokenizers
+    from transformers import AutoTokenizer
+
+    write_random_model(tmp_path, "qwen3-moe")
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": said}
+    config["clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"] = kind == "BPE that is asked"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if kind == "Unigram":
+        pieces = [("<unk>", 0.0), *((piece, -1.0) for piece in ("a", "b", ".", "\u2581"))]
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+        tokenizer.decoder = tokenizers.decoders.Metaspace()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours, theirs = inspect_checkpoint(str(tmp_path)).tokenizer, AutoTokenizer.from_pretrained(tmp_path)
+    ids = ours.encode("a b .")
+    assert ours.decode(ids) == "a b ."
+    assert ours.asks_to_clean == (theirs.decode(ids) == "a b.")
+    assert len(notes_on_choices(tmp_path, [REQUEST], ours.asks_to_clean)) == ours.asks_to_clean

@@ -35,10 +35,11 @@ max_new_tokens stands over the number that lm-eval asks of transformers: an answ
 """
 
 
-def notes_on_choices(folder: Path, requests: Iterable[Request]) -> tuple[str, ...]:
+def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: bool = False) -> tuple[str, ...]:
     """Of rules that transformers follows by itself (and so do lm-eval's `hf` model and vLLM), and no engine here.
 
     They stand in generation_config.json. Where a model brings none, those in its config.json count, as in older files.
+    asks_to_clean: of its tokenizer.
     """
     if not any(request.kind == "generate" and not request.ignore_end_tokens for request in requests):
         return ()
@@ -47,9 +48,18 @@ def notes_on_choices(folder: Path, requests: Iterable[Request]) -> tuple[str, ..
         path = folder / CONFIG_FILE
     asked = {key: value for key, value in read_json(path).items() if key in OFF}
     rules = [f"{key} = {value!r:.40}" for key, value in asked.items() if value not in (None, [], {}, OFF[key])]
+    notes = (
+        (
+            "tokenizer_config.json asks for clean_up_tokenization_spaces; texts here keep their blanks, and those of"
+            " lm-eval's hf model may be others",
+        )
+        if asks_to_clean
+        else ()
+    )
     if not rules:
-        return ()
+        return notes
     return (
+        *notes,
         f"{path.name} asks for {', '.join(rules)}; answers here do not follow it, and those of lm-eval's hf"
         " model may be others",
     )

@@ -97,6 +97,11 @@ class Tokenizer:
                 f"{folder}: tokenizer does not match the model: end tokens {outside}, embedding rows {embedding_rows}"
             )
         self._chat_template = _read_chat_template(folder, config)
+        asks_of_bpe = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+        is_left = type(self._tokenizer.model).__name__ == "BPE" and not config.get(asks_of_bpe)
+        self.asks_to_clean = config.get("clean_up_tokenization_spaces") is True and not is_left
+        """Whether transformers takes blanks before marks (" ." and "n't") out of a text that it makes of tokens. Ours
+        stay: what was told of a text would change with the next token."""
 
     @property
     def vocabulary_size(self) -> int:
