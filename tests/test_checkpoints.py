@@ -123,8 +123,12 @@ def test_head_beside_tied_embeddings_must_equal_them(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     assert load_checkpoint(str(folder), torch.float32).weights.head_LH.shape == (2048, 192)
     rewrite(folder, lambda tensors: tensors["lm_head.weight"].mul_(2))
-    with pytest.raises(EngineError, match=r"lm_head\.weight.*tie_word_embeddings"):
+    with pytest.raises(EngineError, match=r"lm_head\.weight.*tie_word_embeddings; .*write false there"):
         load_checkpoint(str(folder), torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    weights = load_checkpoint(str(folder), torch.float32).weights
+    assert torch.equal(weights.head_LH, 2 * weights.embedding_LH)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -169,6 +169,16 @@ def test_a_config_that_says_no_architecture_is_told_so() -> None:
         parse_model_config({}, None)
 
 
+@pytest.mark.parametrize(("model_type", "name"), [("qwen2", "Qwen2ForCausalLM"), ("phimoe", "PhimoeForCausalLM")])
+def test_an_architecture_that_is_null_is_told_by_the_model_type(model_type: str, name: str) -> None:
+    """transformers goes by the model type alone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] == name
+    with pytest.raises(EngineError, match=rf"found None; of model_type '{model_type}' it would be \['{name}'\]"):
+        parse_model_config({"architectures": None, "model_type": model_type}, None)
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "message"),
     [

@@ -288,5 +288,5 @@ def _check_tied_head(config: ModelConfig, read: Callable[[str, Part], Tensor]) -
     if not torch.equal(read(root + "lm_head.weight", ()), read(root + "model.embed_tokens.weight", ())):
         raise EngineError(
             f"tensor '{root}lm_head.weight' differs from the embedding although config.json says tie_word_embeddings; "
-            "config.json and weights do not belong together"
+            "transformers takes the tensor then: write false there to do so too"
         )

@@ -161,7 +161,9 @@ def _architecture(raw: Mapping[str, Any]) -> str:
         wrong = f"{told(found)} not known"
     else:
         wrong = f"must be a list of names, found {told(found)}" if "architectures" in raw else "is missing"
-    raise ConfigError(f"architectures {wrong}; this engine runs {', '.join(FAMILIES)}", "architectures")
+    of_type = [name for name in FAMILIES if raw.get("model_type") in FAMILY_KEYS[name].model_types]
+    hint = f"; of model_type {told(raw['model_type'])} it would be {of_type[:1]}" if of_type else ""
+    raise ConfigError(f"architectures {wrong}{hint}; this engine runs {', '.join(FAMILIES)}", "architectures")
 
 
 def _n_layers(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
