@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -56,13 +57,13 @@ def joulebench(*arguments: str, data: Path | None = None, cwd: Path | None = Non
         return Finished(code, _text(output), _text(errors))
 
 
-def run_python(code: str, *arguments: str, cwd: Path | None = None) -> Finished:
+def run_python(
+    code: str, *arguments: str, cwd: Path | None = None, variables: Mapping[str, str] | None = None
+) -> Finished:
     """Runs code around a command, in a forked process that has imported what commands import."""
-    command = ["-c", *arguments]
+    command, own = ["-c", *arguments], environment() | dict(variables or {})
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        returned = warm_command.run(
-            command, output, errors, environment(), cwd or Path.cwd(), TIMEOUT_S, textwrap.dedent(code)
-        )
+        returned = warm_command.run(command, output, errors, own, cwd or Path.cwd(), TIMEOUT_S, textwrap.dedent(code))
         return Finished(returned, _text(output), _text(errors))
 
 

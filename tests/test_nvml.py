@@ -26,7 +26,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 
 def test_counter_of_two_gpus_in_joules_with_power_beside_each(nvml: FakeNvml) -> None:
     state = {"gpus": 2, "watts": 150, "tick_ms": 100}
-    answer = nvml.run(in_step_code(NVML, 1.2, **state), **state)
+    answer = nvml.run_fresh(in_step_code(NVML, 1.2, **state), **state)
     assert answer["kinds"] == {"gpu0": "counter", "gpu0 power": "power", "gpu1": "counter", "gpu1 power": "power"}
     # 150 and 300 W. Within 2 %, although the counter ticks 12 times only: the meter reads past both ends.
     expected_w = {"total": 450.0, "gpu0": 150.0, "gpu1": 300.0, "gpu0 power": 150.0, "gpu1 power": 300.0}
@@ -304,7 +304,7 @@ def test_machine_without_the_library_has_no_nvml_meter(tmp_path: Path) -> None:
     # A file that is no library, found first: the loader fails as it does where there is none.
     empty = FakeNvml(tmp_path)
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
-    assert "Library Not Found; is an NVIDIA GPU" in empty.run(OPEN)
+    assert "Library Not Found; is an NVIDIA GPU" in empty.run_fresh(OPEN)
 
 
 FREEZES = "set_state(watts=100, tick_ms=100, freeze_s=time.monotonic(){})"

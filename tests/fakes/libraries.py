@@ -17,17 +17,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def compile_library(source: Path, library: Path) -> None:
+def compile_library(source: Path, library: Path, *options: str) -> None:
     """Skips the test where there is no C compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip(f"no C compiler to build {source.name} with")
-    subprocess.run([compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    built = [compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", *options, "-o", library, source, "-ldl"]
+    subprocess.run(built, check=True)
 
 
 def run_python(code: str, environment: Mapping[str, str]) -> Any:
     """The value that the code gives to `answer`, from a process of its own (a library once loaded stays loaded)."""
-    script = f"import json\n{textwrap.dedent(code)}\nprint(json.dumps(answer))\n"
+    script = printing(code)
     # GPUs that this machine hides or shows are not those of the fake.
     own = {key: value for key, value in os.environ.items() if not key.endswith("_VISIBLE_DEVICES")}
     ended = subprocess.run(
@@ -41,6 +42,11 @@ def run_python(code: str, environment: Mapping[str, str]) -> Any:
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])
+
+
+def printing(code: str) -> str:
+    """With what the code gives to `answer` as its last line."""
+    return f"import json\n{textwrap.dedent(code)}\nprint(json.dumps(answer))\n"
 
 
 def write_state(path: Path, state: Mapping[str, float]) -> None:

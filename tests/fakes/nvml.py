@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.libraries import READINGS_OF, compile_library, run_python, write_state
+from tests import command
+from tests.fakes.libraries import READINGS_OF, ROOT, compile_library, printing, run_python, write_state
+
+LOADED = """
+import ctypes, os
+assert "libnvidia-ml" not in open("/proc/self/maps").read(), "this machine's own NVML is loaded, and would be read"
+ctypes.CDLL({library!r})  # the loader gives it to whoever asks for its name from now on
+for name in [name for name in os.environ if name.endswith("_VISIBLE_DEVICES")]:
+    del os.environ[name]
+"""
 
 SET_STATE = """
 import os, pathlib
@@ -18,6 +28,7 @@ def set_state(**state):
 """
 
 
+NAME = "libnvidia-ml.so.1"
 BEGUN_S = 1000.013
 """Told to the library as second 0 of `in_step_code`: between two ticks."""
 
@@ -28,10 +39,22 @@ class FakeNvml:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._state = folder / "state"
-        compile_library(Path(__file__).with_suffix(".c"), folder / "libnvidia-ml.so.1")
+        self._library = folder / NAME
+        compile_library(Path(__file__).with_suffix(".c"), self._library, f"-Wl,-soname,{NAME}")
 
     def run(self, code: str, **state: float) -> Any:
-        """The value that the code gives to `answer`. It can change the state while it runs: `set_state(energy=15)`."""
+        """The value that the code gives to `answer`. It can change the state while it runs: `set_state(energy=15)`.
+
+        In a forked process, to which the library is given before anything asks for it.
+        """
+        write_state(self._state, state)
+        script = printing(LOADED.format(library=str(self._library)) + SET_STATE + textwrap.dedent(code))
+        ended = command.run_python(script, cwd=ROOT, variables={"FAKE_NVML": str(self._state)})
+        assert ended.code == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
+
+    def run_fresh(self, code: str, **state: float) -> Any:
+        """The same in a new process, whose loader looks for the library."""
         write_state(self._state, state)
         return run_python(
             SET_STATE + textwrap.dedent(code), {"LD_LIBRARY_PATH": str(self._folder), "FAKE_NVML": str(self._state)}
