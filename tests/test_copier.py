@@ -15,8 +15,6 @@ import torch
 from engines.errors import EngineError
 from engines.model.copier import Copier, Part
 
-pytestmark = pytest.mark.numbers
-
 
 def test_a_rate_holds_from_one_copy_to_the_next() -> None:
     """3 copies of 2 MB at 40 MB/s take 0.15 s, each of them 0.05."""
@@ -31,6 +29,7 @@ def test_a_rate_holds_from_one_copy_to_the_next() -> None:
     assert all(one.end_s <= following.begin_s for one, following in pairwise(jobs))
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(
     ("source", "into"),
     [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float16, torch.float32)],
