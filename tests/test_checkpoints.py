@@ -288,6 +288,26 @@ def test_plan_check_of_a_hub_id_does_not_ask_for_weights(tmp_path: Path, monkeyp
         load_checkpoint(source, torch.float32)
 
 
+def test_weights_are_fetched_once_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of gpt-oss-20b and of Mistral-7B-v0.3 together, by the hub's own choice among them."""
+    from huggingface_hub.utils import filter_repo_objects
+
+    used = ["config.json", "tokenizer.json", "chat_template.jinja", "additional_chat_templates/default.jinja"]
+    used += ["model.safetensors.index.json", "model-00000-of-00002.safetensors", "original/config.json"]
+    copies = ["original/model.safetensors", "metal/model.bin", "consolidated.safetensors", "README.md"]
+    fetched: list[str] = []
+
+    def download(repository: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        fetched.extend(
+            filter_repo_objects(used + copies, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        )
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    load_checkpoint("acme/tiny", torch.float32)
+    assert fetched == used
+
+
 def test_unknown_bundled_model_lists_those_there_are() -> None:
     with pytest.raises(EngineError, match=r"no such bundled model; there is tiny-qwen3-moe"):
         inspect_checkpoint("bundled:huge")

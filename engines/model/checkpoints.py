@@ -29,6 +29,8 @@ BUNDLED_PREFIX = "bundled:"
 BUNDLED_FOLDER = Path(__file__).parents[1] / "tiny" / "bundled"
 MXFP4_SUFFIXES = ("_blocks", "_scales")
 TOKENIZER_FILES = ["*.json", "*.jinja"]
+SECOND_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
+"""Of a hub model in another form, which nothing here reads: GPT-OSS and Mistral bring theirs so."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,9 @@ def _fetch_from_hub(source: str, folder: Path, weights: bool) -> tuple[Path, str
     patterns = [*TOKENIZER_FILES, "*.safetensors"] if weights else TOKENIZER_FILES
     try:
         snapshot = Path(
-            huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=patterns)
+            huggingface_hub.snapshot_download(
+                repository, revision=revision or None, allow_patterns=patterns, ignore_patterns=SECOND_COPIES
+            )
         )
     except HFValidationError as error:
         raise EngineError(f"{source}: no folder {folder.absolute()}, and not a hub id like owner/name") from error
