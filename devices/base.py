@@ -78,6 +78,8 @@ class Channel:
     note: str | None = None
     computes: Unit = "cpu"
     """What draws this energy: `auto` takes no meter that does not see the unit on which the engine computes."""
+    hardware_id: str | None = None
+    """Of the board that it is of, where its library tells: two meters number the same GPUs differently."""
 
     def __post_init__(self) -> None:
         """Rails, sensors and GPUs are named by drivers and phones."""

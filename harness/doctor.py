@@ -25,7 +25,7 @@ import numpy as np
 
 from devices.base import Clock, Device, Meter
 from devices.state_watch import watched
-from harness.agreement import agreements
+from harness.agreement import agreements, not_compared
 from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
 from harness.untried import untried_checks
@@ -96,6 +96,7 @@ def examine(
         *_sampling_checks(measured, sample_interval_s),
         *_load_checks(meters),
         *(_agreement_check(a) for a in found),
+        *(Check(name="two looks at one counter", ok=None, found=words) for words in not_compared(device.meters)),
         *nvidia_smi_checks(measured.smi, measured.traces),
         *untried_checks(environment := device.environment()),
     ]

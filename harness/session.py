@@ -36,7 +36,7 @@ from engines.base import (
     TellsSteps,
     unheard,
 )
-from harness.agreement import disagreements
+from harness.agreement import disagreements, not_compared
 from harness.interrupts import n_stops
 from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
@@ -225,6 +225,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *lost,
             *((BUSY_IDLE,) if was_busy or is_busy else ()),
             *_others_on_gpus(arm.engine, conditions),
+            *not_compared(arm.device.meters),
             *arm.gate.faults,
             *arm.gate.notes,
             *_remarks(arm.engine),

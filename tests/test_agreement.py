@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from devices.base import Channel
 from devices.meters.same_counter import shared_counter
 from harness.catalog import METERS
 from harness.device_building import build_device
@@ -91,6 +92,49 @@ def test_a_meter_and_its_check_disagree_beyond_two_uncertainties_of_their_differ
         # The two windows of 1.75 s: 2 x 0.5 s at 20 W and 0.75 s at 10 W.
         assert said.startswith(f"cpu: rapl 27.5 J, perf {27.5 * gain:.4g} J in 1.75 s")
         assert "both read RAPL's counters: they DISAGREE" in said
+
+
+class ReadsGpus(Reads):
+    """Each GPU draws 1 W more than the one before, by the last digit of its id; None: it is not told."""
+
+    def __init__(self, name: str, ids: Sequence[str | None]) -> None:
+        super().__init__(FakeMachine(), name)
+        self.channels = tuple(
+            Channel(f"gpu{i}", "counter", computes="gpu", hardware_id=own) for i, own in enumerate(ids)
+        )
+
+    def stop(self) -> Sequence[PowerTrace]:
+        [counted] = super().stop()
+        return [
+            replace(counted, component=c.component, values=counted.values * (1 + int((c.hardware_id or "0")[-1])))
+            for c in self.channels
+        ]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "compared"),
+    [
+        (["GPU-1"], "gpu1 of nvml"),
+        (["GPU-1", "GPU-0"], "gpu0, gpu1 of nvml"),
+        (["GPU-7"], "nothing"),
+        ([None], "nothing"),
+    ],
+)
+def test_two_meters_of_gpus_are_compared_by_those_that_both_read(theirs: list[str | None], compared: str) -> None:
+    """A mask hides GPUs from one of them, and another order gives them other numbers."""
+    trial = trial_with(ReadsGpus("nvml", ["GPU-0", "GPU-1"]), ReadsGpus("zeus", theirs))
+    assert trial.disagreements == ()
+    notes = [note for note in trial.notes if "are compared by" in note]
+    is_whole = len(theirs) == 2
+    assert len(notes) == (not is_whole)
+    assert is_whole or notes[0].startswith(f"nvml and zeus are compared by {compared} of the gpu: gpu0 of nvml")
+
+
+def test_the_same_gpu_that_is_counted_otherwise_disagrees() -> None:
+    one, other = ReadsGpus("nvml", ["GPU-0", "GPU-1"]), ReadsGpus("zeus", ["GPU-1"])
+    other._gain = 1.2
+    [said] = trial_with(one, other).disagreements
+    assert said.startswith("gpu (gpu1 of nvml): nvml 55 J, zeus 66 J")
 
 
 def test_meters_of_their_own_counters_may_differ() -> None:

@@ -66,6 +66,26 @@ def test_gpus_by_name_are_refused_with_the_remedy(nvml: FakeNvml, names: str) ->
     assert "or measure with nvml" in answer
 
 
+def test_a_gpu_named_twice_is_not_counted_twice(nvml: FakeNvml) -> None:
+    answer = nvml.run("import os; os.environ['CUDA_VISIBLE_DEVICES'] = '1, 01'\n" + OPEN, gpus=2)
+    assert "CUDA_VISIBLE_DEVICES=1, 01 names a GPU twice" in answer
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "mixed", "is_refused"),
+    [("1", "", 1, True), ("1", "FASTEST_FIRST", 1, True), ("1", "PCI_BUS_ID", 1, False), ("1", "", 0, False),
+     ("1,0", "", 1, False)],
+)  # fmt: skip
+def test_numbers_that_cuda_may_give_to_other_gpus_are_refused(
+    nvml: FakeNvml, visible: str, order: str, mixed: int, is_refused: bool
+) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": visible} | ({"CUDA_DEVICE_ORDER": order} if order else {})
+    answer = nvml.run(f"import os; os.environ.update({environment})\n" + OPEN, gpus=2, mixed=mixed)
+    words = "with Fake GPU 0 and Fake GPU 1 here its joules may be of another GPU than the one that computes"
+    assert (words in str(answer)) == is_refused
+    assert ("Zeus finds no counter" in str(answer)) == is_refused
+
+
 def test_nvidia_gpu_that_is_lost_is_waited_for_in_the_next_window(nvml: FakeNvml) -> None:
     code = window_code("devices.meters.zeus.ZeusMeter", 0.3, meanwhile="set_state(energy=15)") + (
         "import threading\n"

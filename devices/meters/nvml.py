@@ -225,6 +225,7 @@ def _channels_of(gpu: NvidiaGpu, counts: bool) -> list[Channel]:
         relative_accuracy=RELATIVE_ACCURACY,
         max_power_w=gpu.max_power_w,
         computes="gpu",
+        hardware_id=gpu.uuid,
     )
     if counts and not gpu.has_power:
         return [counter]

@@ -48,8 +48,6 @@ class _Source(NamedTuple):
     read: Callable[[], Sequence[float | None]]
     """In mJ (counter) or mW (power)."""
     channels: tuple[Channel, ...]
-    uuid: str | None = None
-    """Of the GPU, where its library tells."""
 
 
 class ZeusMeter(LosableMeter):
@@ -75,16 +73,17 @@ class ZeusMeter(LosableMeter):
     def reopen(self) -> None:
         """All of it must be there again, or totals differ."""
         sources, missing = _found(fresh=True)
-        if _channels(sources) != self.channels:
+        channels = _channels(sources)
+        if [replace(c, hardware_id=None) for c in channels] != [replace(c, hardware_id=None) for c in self.channels]:
             raise MeterUnavailableError(
-                f"Zeus: {_named(self.channels)} were measured, and now {_named(_channels(sources))} are there:"
+                f"Zeus: {_named(self.channels)} were measured, and now {_named(channels)} are there:"
                 f" {'; '.join(missing)}"
             )
-        for old, new in zip(self._sources, sources, strict=True):
-            if old.uuid != new.uuid:
+        for old, new in zip(self.channels, channels, strict=True):
+            if old.hardware_id != new.hardware_id:
                 raise MeterUnavailableError(
-                    f"Zeus: {_named(old.channels)} was {old.uuid} and is now {new.uuid}; totals would not be of the"
-                    " same GPUs"
+                    f"Zeus: {old.component} was {old.hardware_id} and is now {new.hardware_id}; totals would not be of"
+                    " the same GPUs"
                 )
         self._read(sources)
         self._sources = sources
@@ -170,6 +169,8 @@ def _gpu_sources(fresh: bool) -> list[_Source]:
         instant_first = (gpus.get_instant_power_usage, gpus.get_average_power_usage)
         calls = [_supported(gpus, i, *instant_first) for i in range(len(gpus))]
     is_nvidia = isinstance(gpus, NVIDIAGPUs)
+    if is_nvidia:
+        _refuse_doubtful_order()
     sources = []
     for i, call in enumerate(calls):
         if call is None:
@@ -184,13 +185,17 @@ def _gpu_sources(fresh: bool) -> list[_Source]:
             max_power_w=max_gpu_power_w_of(gpus.gpus[i].handle) if is_nvidia else MAX_GPU_POWER_W,
             note=None if is_nvidia else UNSTATED_GAIN,
             computes="gpu",
+            hardware_id=uuid_of(gpus.gpus[i].handle) if is_nvidia else None,
         )
-        sources.append(_Source(call, (channel,), uuid_of(gpus.gpus[i].handle) if is_nvidia else None))
+        sources.append(_Source(call, (channel,)))
     return sources
 
 
 def _refuse_names() -> None:
-    """Zeus takes numbers alone. Raises `MeterUnavailableError` for what CUDA also takes, with the remedy."""
+    """Zeus takes numbers alone. Raises `MeterUnavailableError` for what CUDA also takes, with the remedy.
+
+    A number that stands there twice would be counted twice.
+    """
     for variable in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         names = os.environ.get(variable, "").split(",")
         if any(names) and not all(name.strip().isdigit() for name in names):
@@ -198,6 +203,31 @@ def _refuse_names() -> None:
                 f"GPU: {variable}={os.environ[variable][:80]} names GPUs, and Zeus takes their numbers alone (such as"
                 f" {variable}=0,1, with CUDA_DEVICE_ORDER=PCI_BUS_ID); or measure with nvml, which reads all GPUs"
             )
+        if any(names) and len({int(name) for name in names}) < len(names):
+            raise MeterUnavailableError(
+                f"GPU: {variable}={os.environ[variable][:80]} names a GPU twice: Zeus would count it twice, and"
+                " programs see none of them; name each once"
+            )
+
+
+def _refuse_doubtful_order() -> None:
+    """Raises `MeterUnavailableError` where CUDA's numbers may be those of other GPUs than NVML's, which Zeus reads.
+
+    CUDA counts from the fastest GPU, unless it is told to count as NVML does, in the order of the bus.
+    """
+    import pynvml
+
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    n_gpus = pynvml.nvmlDeviceGetCount()
+    if not asked or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(asked.split(",")) == n_gpus:
+        return
+    models = {str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(n_gpus)}
+    if len(models) > 1:
+        raise MeterUnavailableError(
+            f"GPU: CUDA_VISIBLE_DEVICES={asked[:80]} counts from the fastest GPU, and Zeus in the order of the bus:"
+            f" with {' and '.join(sorted(models))} here its joules may be of another GPU than the one that computes;"
+            " set CUDA_DEVICE_ORDER=PCI_BUS_ID, which makes both count alike, or measure with nvml, which reads all"
+        )
 
 
 def _supported(gpus: Any, index: int, *getters: Callable[[int], float]) -> Callable[[], Sequence[float]] | None:

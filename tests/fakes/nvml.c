@@ -16,6 +16,7 @@
  *   instant 0          result of the field of instantaneous power
  *   power_scale 1      what the power sensor shows over what the counter counts
  *   swapped 0          1: GPUs 0 and 1 have each other's number
+ *   mixed 0            1: each GPU is of a model of its own
  *   mig 0              1: split into instances; GPUs without MIG answer 3 in nvmlDeviceGetMigMode (mig 3)
  *   reasons 0          bit mask of clock event reasons
  *   events 0           result of reading them by the call of driver 535 and later
@@ -245,8 +246,7 @@ int nvmlDeviceGetUUID(gpu *device, char *uuid, unsigned length)
 
 int nvmlDeviceGetName(gpu *device, char *name, unsigned length)
 {
-    (void)device;
-    snprintf(name, length, "Fake GPU");
+    snprintf(name, length, state("mixed", 0) > 0 ? "Fake GPU %u" : "Fake GPU", device->index);
     return SUCCESS;
 }
 
