@@ -10,8 +10,10 @@ import pytest
 from results.energy import energy_between
 from results.peak_power import p90_power
 from results.records import PowerTrace, TraceKind
+from results.tables import energy
 from tests.fakes.stopped import frozen
 from tests.fakes.waveforms import StepPower, counter_trace
+from tests.run_builders import cell, run, trial
 
 WINDOW = (1.0, 11.0)
 
@@ -174,3 +176,15 @@ def test_when_a_renewal_came_is_no_peak() -> None:
         times_s = np.cumsum(np.concatenate([[0.0], rng.uniform(0.04, 0.06, 240)]))
         counter = counter_trace(steady, times_s, 0.1, rng.uniform(0, 0.1))
         assert p90_power([counter], WINDOW, "m")[0] == pytest.approx(100.0, rel=0.1)
+
+
+def test_p90_of_several_trials_has_students_interval_over_them() -> None:
+    """Of 10, 12 and 14 W: 12 +- 4.302653 x 2 / sqrt(3)."""
+    trials = []
+    for repeat, watts in enumerate((10.0, 12.0, 14.0)):
+        reading = energy_between([trace(TIMES_S, np.full(len(TIMES_S), watts))], [WINDOW], "all", "m")
+        trials.append(trial(repeat=repeat, energy=(reading.model_copy(update={"p90_power_w": watts}),)))
+    table = energy(run([cell()], trials))
+    [row] = table[(table["metric"] == "power_p90") & (table["phase"] == "all")].to_dict("records")
+    half = 4.302653 * 2.0 / np.sqrt(3)
+    assert (row["mean"], row["ci_low"], row["ci_high"]) == pytest.approx((12.0, 12.0 - half, 12.0 + half), rel=1e-6)
