@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from results.metrics import Observation, busy_s, tokens_of
 from results.records import ActiveWeights, Completion, Phase
+from results.request_columns import edges_s
 from results.trials import Trial
 
 RATE, READ = "compute_rate", "weight_read_rate"
@@ -59,5 +60,5 @@ def _rate(trial: Trial, weights: ActiveWeights, metric: str, phase: Phase) -> tu
 
 def _overlap(completions: tuple[Completion, ...]) -> bool:
     """Whether two requests were in decoding at once."""
-    spans = sorted((c.prefill_end_s, c.end_s) for c in completions)
+    spans = sorted(zip(*edges_s(completions, "decode"), strict=True))
     return any(begin_s < end_s for (_, end_s), (begin_s, _) in pairwise(spans))

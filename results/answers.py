@@ -23,7 +23,7 @@ from results.derivation import RequestEnergies
 from results.metrics import NO_METER, time_method
 from results.packed import column_of
 from results.records import Cell, Completion, Method, Sample
-from results.request_columns import EDGES, lasting, n_generated, scores_told, shared_time
+from results.request_columns import lasting, n_generated, scores_told, shared_time
 from results.runs import RunData
 from results.trial_traces import TrialTraces, traces_of
 from results.trials import Trial
@@ -213,7 +213,7 @@ def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterat
     done = trial.completions
     names = ("request_id", "text", "loglikelihood", "n_prompt_tokens")
     request_ids, said, likelihoods, n_prompt = (column_of(done, name) for name in names)
-    n_said, e2e_s = n_generated(done), lasting(done, *EDGES["all"])
+    n_said, e2e_s = n_generated(done), lasting(done, "all")
     requests: dict[str, list[int]] = {}
     for place, sample_id in enumerate(column_of(done, "sample_id")):
         requests.setdefault(sample_id, []).append(place)

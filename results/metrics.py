@@ -24,7 +24,7 @@ from results.counters import COUNTERS
 from results.intervals import covered_s, joined, outside
 from results.packed import column_of
 from results.records import PHASES, Completion, EnergyReading, Method, Phase
-from results.request_columns import EDGES, RequestColumns, are_due, n_generated, shared_time
+from results.request_columns import RequestColumns, are_due, edges_s, n_generated, shared_time
 from results.trials import Trial
 
 NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
@@ -268,14 +268,9 @@ def busy_s(trial: Trial, phase: Phase) -> float:
     """Time in which at least one request was in that phase, without what was set aside. A request of a batch whose
     prompt was read early waits for the others, and that time is prefill: as of its joules (`results.derivation`)."""
     done = trial.completions
-
-    def spans_of(one: Phase) -> Iterator[tuple[float, float]]:
-        begin, end = EDGES[one]
-        return zip(column_of(done, begin), column_of(done, end), strict=True)
-
-    spans: Iterable[tuple[float, float]] = spans_of(phase)
+    spans: Iterable[tuple[float, float]] = zip(*edges_s(done, phase), strict=True)
     if phase == "decode" and shared_time(done):
-        spans = outside(joined(spans), joined(spans_of("prefill")))
+        spans = outside(joined(spans), joined(zip(*edges_s(done, "prefill"), strict=True)))
     aside = joined(chain.from_iterable(column_of(trial.completions, "set_aside_s")))
     return covered_s(outside(joined(spans), aside) if aside else spans)
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Final, Literal
 
 from results.derivation import not_alone
 from results.latencies import Stretches, first_token_s, gaps_s, lasting_s, per_token_s
 from results.packed import column_of
 from results.records import Completion, Phase, Score
 
-Edge = Literal["start_s", "prefill_end_s", "end_s"]
-EDGES: Final[dict[Phase, tuple[Edge, Edge]]] = {
-    "prefill": ("start_s", "prefill_end_s"),
-    "decode": ("prefill_end_s", "end_s"),
-    "all": ("start_s", "end_s"),
-}
-"""When a request is in a phase."""
+
+def edges_s(completions: Sequence[Completion], phase: Phase) -> tuple[Sequence[float], Sequence[float]]:
+    """When each request's phase began and ended. Decoding ends with the last token: a server's connection may stay
+    open behind it. Of one token at most it takes no time."""
+    if phase == "decode":
+        begins_s: Sequence[float] = column_of(completions, "prefill_end_s")
+        token_times_s: Sequence[Sequence[float]] = column_of(completions, "token_times_s")
+        behind = zip(begins_s, n_generated(completions), token_times_s, strict=True)
+        return begins_s, [times_s[-1] if n > 1 else begin_s for begin_s, n, times_s in behind]
+    return column_of(completions, "start_s"), column_of(completions, "prefill_end_s" if phase == "prefill" else "end_s")
 
 
 class RequestColumns:
@@ -39,7 +41,7 @@ class RequestColumns:
 
     @property
     def e2e_s(self) -> list[float]:
-        return lasting(self._completions, *EDGES["all"])
+        return lasting(self._completions, "all")
 
     @property
     def itl_s(self) -> list[float]:
@@ -47,10 +49,9 @@ class RequestColumns:
         return list(chain.from_iterable(map(gaps_s, self._token_times_s, column_of(self._completions, "is_spread"))))
 
 
-def lasting(completions: Sequence[Completion], begin: Edge, end: Edge) -> list[float]:
-    """Of each request, from one of its edges to another."""
-    edges_s = column_of(completions, begin), column_of(completions, end)
-    return list(map(lasting_s, *edges_s, column_of(completions, "set_aside_s")))
+def lasting(completions: Sequence[Completion], phase: Phase) -> list[float]:
+    """How long each request was in a phase."""
+    return list(map(lasting_s, *edges_s(completions, phase), column_of(completions, "set_aside_s")))
 
 
 def n_generated(completions: Sequence[Completion]) -> list[int]:

@@ -77,6 +77,15 @@ def test_tail_percentiles_are_pooled_over_requests() -> None:
     assert math.isnan(ttft["p99"]), "99 of 100 cannot be told from ten values"
 
 
+def test_decoding_ends_with_its_last_token_and_takes_no_time_of_a_single_one() -> None:
+    """As its joules do: a server keeps its connection open behind the last token."""
+    one = completion("one", 0.0, token_times_s=(1.0,)).model_copy(update={"end_s": 1.5})
+    three = completion("three", 2.0, token_times_s=(3.0, 3.5, 4.0)).model_copy(update={"end_s": 4.3})
+    timed = trial(completions=(one, three))
+    assert phase_intervals(timed.completions, (0.0, 4.3))["decode"] == [(3.0, 4.0)]
+    assert row(one_cell(timed), "throughput", "decode")["mean"] == 2.0
+
+
 def test_throughput_counts_time_shared_by_batched_requests_once() -> None:
     # Two prompts of 6 tokens prefilled over the same 2 s: 12 tokens in 2 s.
     together = [completion("a", 0.0, 6, (2.0, 3.0, 4.0)), completion("b", 0.0, 6, (2.0, 3.0, 4.0))]

@@ -24,7 +24,7 @@ from results.metrics import NO_METER, RELATIVE_UNITS, no_number, time_method
 from results.operations import outside_share
 from results.records import NO_MODEL, Cell, Method, Phase
 from results.report.arms import Arm
-from results.request_columns import EDGES, are_due, lasting, n_generated, shared_time
+from results.request_columns import are_due, lasting, n_generated, shared_time
 from results.roads import comparable_roads
 from results.runs import RunData
 from results.trials import Trial
@@ -260,7 +260,7 @@ def _seconds(trial: Trial, phase: Phase) -> _Amount:
         return _Amount(None, "s", trial.time_method, None, "no request was completed")
     if phase == "decode" and not any(n > 1 for n in n_generated(trial.completions)):
         return _Amount(None, "s", trial.time_method, None, "no request decoded a token after its first")
-    total_s = math.fsum(lasting(trial.completions, *EDGES[phase]))
+    total_s = math.fsum(lasting(trial.completions, phase))
     began_s, ended_s = trial.window_start_s, trial.window_end_s
     return _Amount(
         total_s,
