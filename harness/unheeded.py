@@ -24,7 +24,8 @@ def unheeded_of_protocol(protocol: TrialProtocol, devices: Sequence[DeviceSpec])
 
     if devices and all(device.is_modelled for device in devices):
         for key in ("repeats", "stop"):
-            if key in given:
+            # One repeat is what it gets.
+            if key in given and getattr(protocol, key) != 1:
                 yield told(key, "a modelled device gives the same figures each time, and is priced once")
     elif "repeats" in given and protocol.stop is not None:
         yield told("repeats", "stop decides how often a window is taken")

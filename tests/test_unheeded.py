@@ -60,6 +60,10 @@ def test_repeats_of_modelled_devices_alone_are_told(protocol: dict[str, Any]) ->
     assert warnings_of(protocol=protocol, engine=[DROPLESS | HERE], device=[M2_ULTRA, HOST]) == []
 
 
+def test_the_one_repeat_that_a_modelled_device_gets_is_not_told() -> None:
+    assert warnings_of(protocol={"repeats": 1}, device=[M2_ULTRA]) == []
+
+
 def test_a_phone_reads_what_is_of_its_battery() -> None:
     protocol = PROTOCOL.read({"max_temperature_c": 35.0, "min_charge_percent": 80.0, "gate_wait_s": 5.0})
     assert list(unheeded_of_protocol(protocol, [HostSpec(name="host"), AndroidSpec(name="adb:1")])) == []
