@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,19 +37,13 @@ def test_a_current_that_sticks_in_the_window_has_no_energy(fake: FakePhone, phon
     assert "gap of" in str(reading.reason)
 
 
-def test_a_sign_that_flips_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
-    """As when a charger is plugged in."""
+@pytest.mark.parametrize("change", [{"sign": 1}, {"per_ampere": 1e3}], ids=["a charger comes", "mA and not uA"])
+def test_a_sign_or_unit_that_changes_in_the_window_has_no_energy(
+    change: dict[str, Any], fake: FakePhone, phone: Phone
+) -> None:
+    """What it shows in mA is a thousandth, which no phone draws."""
     with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
-        [trace], reading = window(meter, 1.0, lambda: gauge.change(sign=1), 1.0)
-    assert reading.energy_j is None
-    assert "uncovered" in str(reading.reason)
-    assert "left out" in str(trace.note)
-
-
-def test_a_unit_that_changes_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
-    """From uA to mA: what it shows then is a thousandth, which no phone draws."""
-    with FakeBattery(fake, WATTS) as gauge, opened(phone) as meter:
-        [trace], reading = window(meter, 1.0, lambda: gauge.change(per_ampere=1e3), 1.0)
+        [trace], reading = window(meter, 1.0, lambda: gauge.change(**change), 1.0)
     assert reading.energy_j is None
     assert "uncovered" in str(reading.reason)
     assert "left out" in str(trace.note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -11,11 +12,12 @@ from typer.testing import CliRunner
 
 from devices.android import battery as battery_module
 from harness.commands import app
+from results.endurance import Series
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.held_clock import HeldClock
 from tests.fakes.phone import DISCHARGING, THERMAL
-from tests.fakes.sheet_phone import IDLE_W, LLAMA_BENCH
+from tests.fakes.sheet_phone import IDLE_W, LLAMA_BENCH, SheetPhone
 from tests.plans import FAST, raw_plan, write_plan
 from tests.test_endurance import found_in
 from tests.test_tune_phone import small_phone
@@ -37,6 +39,29 @@ def bench_plan(folder: Path, stop: dict[str, float]) -> Path:
             protocol=FAST | {"stop": stop},
         ),
     )
+
+
+def series_beside(
+    happens: Callable[[], None],
+    ended: threading.Event,
+    fake: SheetPhone,
+    plan: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Series:
+    """Of a plan that runs to its end while something happens to its phone."""
+    with FakeBattery(fake, IDLE_W, update_s=0.015), FakeAdbServer(fake) as server:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        thread = threading.Thread(target=happens)
+        thread.start()
+        try:
+            done = CliRunner().invoke(app, ["run", str(plan), "--out", str(out)])
+        finally:
+            ended.set()
+            thread.join()
+    assert done.exit_code == 0, done.output
+    [series] = found_in(out)
+    return series
 
 
 @pytest.mark.waits
@@ -63,17 +88,7 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
                 fake.answer("dumpsys thermalservice", THERMAL.replace("Thermal Status: 0", "Thermal Status: 2"))
                 throttled_at.append(clock.now_s())
 
-    with FakeBattery(fake, IDLE_W, update_s=0.015), FakeAdbServer(fake) as server:
-        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
-        thread = threading.Thread(target=warm_up)
-        thread.start()
-        try:
-            done = CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")])
-        finally:
-            ended.set()
-            thread.join()
-    assert done.exit_code == 0, done.output
-    [series] = found_in(tmp_path / "run")
+    series = series_beside(warm_up, ended, fake, plan, tmp_path / "run", monkeypatch)
     assert series.ended_by is not None
     assert series.ended_by.startswith("heat: 4")
     [step] = series.steps
@@ -122,17 +137,7 @@ def test_a_link_that_is_gone_for_a_moment_ends_no_series(tmp_path: Path, monkeyp
         after(14)
         fake.answer("dumpsys battery", DISCHARGING.replace("level: 82", "level: 35"))
 
-    with FakeBattery(fake, IDLE_W, update_s=0.015), FakeAdbServer(fake) as server:
-        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
-        thread = threading.Thread(target=mishaps)
-        thread.start()
-        try:
-            done = CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")])
-        finally:
-            ended.set()
-            thread.join()
-    assert done.exit_code == 0, done.output
-    [series] = found_in(tmp_path / "run")
+    series = series_beside(mishaps, ended, fake, plan, tmp_path / "run", monkeypatch)
     assert series.ended_by == "battery: 35 %, 40 % is the limit"
     assert sum(r.trial.attempts > 1 for r in series.rounds) == 1
 
