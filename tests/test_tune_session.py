@@ -93,7 +93,9 @@ def test_the_probes_that_a_session_tells_are_the_trials_of_its_store(session: Pa
     assert len(rows) >= 4
     for row in rows:
         trial = kept[row["candidate"]][int(row["probe"]) - 1]
-        assert float(row["seconds"]) == pytest.approx(sum(c.end_s - c.prefill_end_s for c in trial.completions))
+        assert float(row["seconds"]) == pytest.approx(
+            sum(c.token_times_s[-1] - c.prefill_end_s for c in trial.completions)
+        )
         assert row["energy_method"] == "modelled"
         assert int(row["tokens"]) == 2 * 80
 
@@ -118,8 +120,17 @@ def profile(session: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Tune
     return read_profile(session / "tuned.json")
 
 
-def test_a_plan_that_names_a_profile_has_the_cells_of_one_that_writes_its_cores(profile: TunedProfile) -> None:
-    plain = build_plan(raw_plan(engine=[DROPLESS | {"cores": profile.settings["cores"]}]))
+@pytest.fixture
+def unchecked(profile: TunedProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TunedProfile:
+    """In a state of its own. The session's check may find that its choice does not hold: plans refuse it then."""
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    found = profile.model_copy(update={"check": None})
+    write_profile(found, tmp_path / "state" / "tuned" / "here.json")
+    return found
+
+
+def test_a_plan_that_names_a_profile_has_the_cells_of_one_that_writes_its_cores(unchecked: TunedProfile) -> None:
+    plain = build_plan(raw_plan(engine=[DROPLESS | {"cores": unchecked.settings["cores"]}]))
     for cores in ("tuned", "tuned:here"):
         named = build_plan(raw_plan(engine=[DROPLESS | {"cores": cores}]))
         assert [c.cell.cell_id for c in named.cells] == [c.cell.cell_id for c in plain.cells]
@@ -131,22 +142,24 @@ def test_a_plan_that_names_a_profile_has_the_cells_of_one_that_writes_its_cores(
 
 
 def test_an_expired_changed_or_unknown_profile_is_one_problem_of_the_plan(
-    profile: TunedProfile, state: Path, tmp_path: Path
+    unchecked: TunedProfile, tmp_path: Path
 ) -> None:
-    older = profile.fingerprint.model_copy(update={"os": "Linux 4.19"})
-    write_profile(profile.model_copy(update={"fingerprint": older, "name": "old"}), state / "tuned" / "old.json")
+    older = unchecked.fingerprint.model_copy(update={"os": "Linux 4.19"})
+    write_profile(
+        unchecked.model_copy(update={"fingerprint": older, "name": "old"}), tmp_path / "state" / "tuned" / "old.json"
+    )
     (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": "tuned:old"}]))
     assert "os Linux 4.19 -> " in told
     assert "`joulebench tune --check old`" in told
     (told,) = problems(raw_plan(engine="tuned:nobody"))
     assert "there are here, old" in told
-    changed = json.loads((state / "tuned" / "here.json").read_text())
+    changed = json.loads((tmp_path / "state" / "tuned" / "here.json").read_text())
     changed["settings"]["cores"] = {"prefill": "7", "decode": "7"}
     (tmp_path / "changed.json").write_text(json.dumps(changed))
     (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": f"tuned:{tmp_path}/changed.json"}]))
     assert "was changed after it was written" in told
     # Other files than the profile's are another model; where they lie is nothing.
-    bundled = decisive_files(profile.fingerprint.model)[0].parent
+    bundled = decisive_files(unchecked.fingerprint.model)[0].parent
     moved = shutil.copytree(bundled, tmp_path / "moved")
     build_plan(raw_plan(engine=[DROPLESS | {"cores": "tuned:here"}], model={"source": str(moved)}))
     (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": "tuned:here"}], model={"source": "/nowhere/else"}))
