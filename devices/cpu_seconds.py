@@ -41,8 +41,7 @@ def host_cpu_seconds(cpus: Collection[int] | None = None, with_machine: bool = F
     machine: dict[str, float] = {}
     if with_machine and stat is not None and cpus is not None and n_cpus(stat) > len(cpus):
         machine = dict(zip(("machine_busy_s", "machine_available_s"), parse_cpu_seconds(stat), strict=True))
-    me = psutil.Process()
-    children_s = _children_s(me) + (_running_children_s(me) if _has_children() else 0.0)
+    children_s = _waited_s() + (_running_children_s(psutil.Process()) if _has_children() else 0.0)
     return CpuSeconds(
         busy_s=busy_s,
         ours_s=time.process_time() + children_s + _working.seconds(descendants=False),
