@@ -45,10 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"no_repeat_ngram_size": 2},
         {"encoder_no_repeat_ngram_size": 1},
         {"watermarking_config": {"greenlist_ratio": 0.25, "bias": 5.0}},
+        {"watermarking_config": {}},
         {"suppress_tokens": [FIFTH]},
         {"begin_suppress_tokens": [FIRST]},
         {"forced_eos_token_id": 0},
         {"max_new_tokens": 2 * N_NEW_TOKENS},
+        {"max_time": 1e-9},
         {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": None},
         {"temperature": 0.6, "top_k": 20, "top_p": 0.8},
     ],
@@ -77,6 +79,33 @@ def test_rules_that_change_what_lm_eval_gets_are_told(
         f"{key} = {value}"[:40] in note and note.startswith(file) for key, value in rules.items() for note in notes
     )
     assert notes_on_choices(own, [request.model_copy(update={"ignore_end_tokens": True})]) == ()
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"stop_strings": [" "]},
+        {"token_healing": True},
+        {"dola_layers": "high"},
+        {"force_words_ids": [[FIFTH]]},
+        {"num_return_sequences": 2},
+        {"stop_strings": None, "token_healing": False, "dola_layers": None, "num_return_sequences": 1},
+    ],
+    ids=str,
+)
+def test_rules_with_which_lm_eval_gets_no_answer_are_told(rules: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(folder, tmp_path / "model")
+    settings = json.loads((own / "generation_config.json").read_text())
+    (own / "generation_config.json").write_text(json.dumps(settings | rules))
+    try:
+        texts_of_hf(load_pair(own).hf, [PROMPT], {"until": ["@@"], "max_gen_toks": N_NEW_TOKENS})
+        answers = True
+    except ValueError:
+        answers = False
+    notes = notes_on_choices(own, [REQUEST])
+    assert len(notes) == (not answers)
+    assert all(f"{key} = {value!r}" in note for key, value in rules.items() for note in notes)
 
 
 def test_rules_of_config_json_do_not_count_beside_a_generation_config(folder: Path, tmp_path: Path) -> None:

@@ -27,11 +27,19 @@ OFF: Mapping[str, Any] = {
     "guidance_scale": 1,
     "num_beams": 1,
     "penalty_alpha": 0,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "num_return_sequences": 1,
+    "token_healing": False,
+    "stop_strings": None,
+    "max_time": None,
     "max_new_tokens": None,
 }
 """Rules that make greedy answers others, with the values that do nothing. Temperature, top_k and top_p change none.
 
-max_new_tokens stands over the number that lm-eval asks of transformers: an answer without an end is longer.
+max_new_tokens stands over the number that lm-eval asks of transformers: an answer without an end is longer. Some of
+them transformers follows only where it is given a tokenizer, or code of others: lm-eval's call ends with an error.
 """
 
 
@@ -47,7 +55,7 @@ def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: b
     if not path.is_file():
         path = folder / CONFIG_FILE
     asked = {key: value for key, value in read_json(path).items() if key in OFF}
-    rules = [f"{key} = {value!r:.40}" for key, value in asked.items() if value not in (None, [], {}, OFF[key])]
+    rules = [f"{key} = {value!r:.40}" for key, value in asked.items() if value not in (None, [], OFF[key])]
     notes = (
         (
             "tokenizer_config.json asks for clean_up_tokenization_spaces; texts here keep their blanks, and those of"
@@ -60,6 +68,6 @@ def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: b
         return notes
     return (
         *notes,
-        f"{path.name} asks for {', '.join(rules)}; answers here do not follow it, and those of lm-eval's hf"
-        " model may be others",
+        f"{path.name} asks for {', '.join(rules)}; answers here do not follow it, and lm-eval's hf model"
+        " may give others, or none",
     )
