@@ -123,6 +123,17 @@ def test_conversations_without_an_id_are_asked_each(tmp_path: Path) -> None:
     assert workload.notes == ("2 of 4 conversations have no id and are named after their row",)
 
 
+def test_a_conversation_without_an_id_takes_no_name_that_another_has_as_its_id(tmp_path: Path) -> None:
+    """Named after its row, it was taken for a repeat of the one with that id, and left out."""
+    talks = [THREE_TURNS[:2], THREE_TURNS[2:4], THREE_TURNS[4:], THREE_TURNS]
+    workload = replay(tmp_path, *zip(("row2", None, "row5", "row2_"), talks, strict=True))
+    requests = prompts(workload.requests(TOKENIZER, 4096))
+    assert requests["sharegpt/row2/turn1"] == "<user>One<assistant>"
+    assert requests["sharegpt/row2__/turn1"] == "<user>Two<assistant>"
+    assert {name.split("/")[1] for name in requests} == {"row2", "row2__", "row5", "row2_"}
+    assert workload.notes == ("1 of 5 conversations have no id and are named after their row",)
+
+
 def test_a_number_and_the_same_number_as_text_are_one_id(tmp_path: Path) -> None:
     requests = replay(tmp_path, (5, THREE_TURNS[:2]), ("5", THREE_TURNS[2:4])).requests(TOKENIZER, 4096)
     assert [r.sample_id for r in requests] == ["sharegpt/5/turn1"]

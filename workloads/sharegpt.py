@@ -19,7 +19,7 @@ last fifth of the file is never asked: it is for calibration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -162,14 +162,15 @@ class ShareGPT(GenerationWorkload):
 def _told_apart(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
     """Conversations with an id of their own, as text, and what was done to those that had none.
 
-    One without an id is named after its place. Of several with one id the first is kept: published files hold the same
-    conversation more than once.
+    One without an id is named after its place, by a name that no other has as its id. Of several with one id the first
+    is kept: published files hold the same conversation more than once.
     """
+    ids = {str(row["id"]) for row in rows if row["id"] is not None}
     by_id: dict[str, Row] = {}
     n_unnamed = n_repeated = 0
     for number, row in enumerate(rows, start=1):
         n_unnamed += row["id"] is None
-        own_id = f"row{number}" if row["id"] is None else str(row["id"])
+        own_id = _free_name(f"row{number}", ids) if row["id"] is None else str(row["id"])
         n_repeated += own_id in by_id
         by_id.setdefault(own_id, {**row, "id": own_id})
     notes = []
@@ -178,6 +179,12 @@ def _told_apart(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
     if n_repeated:
         notes.append(f"{n_repeated} of {len(rows)} conversations have the id of one before, and were left out")
     return list(by_id.values()), tuple(notes)
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _messages(recorded: Sequence[Message]) -> list[Message]:
