@@ -65,7 +65,7 @@ from harness.technique_problems import (
     tier_warning,
     unread_problems,
 )
-from harness.unheeded import unheeded_of_engine, unheeded_of_protocol
+from harness.unheeded import unheeded_decoding, unheeded_of_engine, unheeded_of_protocol
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from results.records import NO_MODEL
@@ -108,7 +108,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += moving_problems(engine, devices)
         problems += rank_problems(engine, devices)
         crowded = [rank_warning(engine), crowded_warning(engine, devices)] if computed else []
-        warnings += [*crowded, untried_warning(engine, devices)]
+        warnings += [*crowded, untried_warning(engine, devices), unheeded_decoding(engine, devices)]
     if run_parts.meeting is not None:
         problems += launch_problems(engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}

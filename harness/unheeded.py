@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.rope_config import LongScaling
 from engines.techniques.idle import changed
+from engines.techniques.parameters import Composed
+from harness.combinations import mismatch
 from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.schema import EnduranceSpec, EngineSpec, TrialProtocol
@@ -42,3 +44,21 @@ def unheeded_of_engine(engine: Part[EngineSpec], facts: CheckpointFacts) -> str 
     if engine.spec.long_rope == "at_once" or isinstance(facts.config.rope.scaling, LongScaling):
         return None
     return f"engine {engine.label}: long_rope changes nothing: {facts.source} has no LongRoPE; remove it"
+
+
+def unheeded_decoding(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> str | None:
+    """Of a road of decoding that an arm has without it, on each of its devices."""
+    spec = engine.spec
+    onto = [device for device in devices if mismatch(spec, device) is None]
+    if spec.decoding is None or not onto:
+        return None
+    told = f"engine {engine.label}: decoding changes nothing"
+    if all(device.is_modelled for device in onto):
+        return f"{told}: a modelled device prices what is called, however it is decoded here; remove it"
+    if any(device.computes == "cpu" and not device.is_modelled for device in onto):
+        technique = spec.technique
+        copies = spec.expert_memory is not None
+        if isinstance(technique, Composed) and not technique.choices.decides_in_the_step(copies):
+            return None
+        return f"{told}: each layer of {technique.technique} waits for its plan without it; remove it"
+    return f"{told}: on an accelerator each layer waits for its plan without it; remove it"

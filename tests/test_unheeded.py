@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from engines.base import unheard
+from engines.reference import ReferenceEngine
 from harness.device_specs import AndroidSpec, HostSpec
 from harness.plan import draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from harness.schema import PROTOCOL
 from harness.unheeded import unheeded_of_protocol
+from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.plans import DROPLESS, HERE, HOST, M2_ULTRA, raw_plan
 
@@ -75,3 +78,51 @@ def test_a_moment_for_longrope_is_told_where_the_model_has_none(tmp_path: Path) 
     assert "long_rope changes nothing: bundled:tiny-qwen3-moe has no LongRoPE" in found
     write_family(tmp_path, CASES["phi3-long-rope"])
     assert warnings_of(model={"source": str(tmp_path)}, engine=arms) == []
+
+
+ARMS: tuple[dict[str, Any], ...] = (
+    {"technique": {"name": "oracle"}},
+    {"technique": {"name": "dropless"}},
+    {"technique": {"name": "npumoe-t"}},
+    {"technique": {"name": "coreml-naive"}},
+    {"technique": {"name": "coreml-naive", "decode_graphs": "same"}},
+    {"technique": {"name": "all-experts"}},
+    {"technique": {"name": "ndp-tp"}},
+    {"technique": {"name": "fiddler", "costs_of": "rtx5080-ndp"}},
+    {"technique": {"name": "monde", "costs_of": "rtx5080-ndp"}},
+    {"technique": {"name": "ndp", "costs_of": "rtx5080-ndp"}},
+    {"technique": {"name": "on-demand"}},
+    {"technique": {"name": "on-demand"}, "expert_memory": "6MB"},
+    {"technique": {"name": "lru"}, "expert_memory": "6MB"},
+    {"technique": {"name": "router-pf"}},
+    {"technique": {"name": "router-pf"}, "expert_memory": "6MB"},
+)
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=str)
+def test_decoding_is_told_where_an_engine_takes_that_road_by_itself(arm: dict[str, Any]) -> None:
+    plan = raw_plan(engine=[arm | {"name": "a"}, arm | {"name": "b", "decoding": "plan by plan"}])
+    draft = draft_plan(plan)
+    parts = RunParts(draft.plan.protocol)
+    found = preflight(draft, parts)
+    request = Request(request_id="r", sample_id="r", kind="generate", prompt_ids=(5, 6, 7), max_new_tokens=3)
+    roads = []
+    for cell in found.cells:
+        engine = parts.arm(cell).engine
+        assert isinstance(engine, ReferenceEngine)
+        engine.run(request, unheard)
+        roads.append(engine.take_road().decoding)
+    parts.close()
+    told = [warning for warning in found.warnings if "decoding changes nothing" in warning]
+    assert len(told) == (roads[0] == roads[1]), roads
+    assert all(warning.startswith("engine b: ") for warning in told)
+
+
+def test_decoding_of_a_modelled_device_is_told() -> None:
+    arm = DROPLESS | {"decoding": "plan by plan"}
+    (found,) = warnings_of(engine=[arm], device=[M2_ULTRA])
+    assert found == (
+        "engine dropless: decoding changes nothing: a modelled device prices what is called, however it is decoded"
+        " here; remove it"
+    )
+    assert warnings_of(engine=[arm], device=[M2_ULTRA, HOST]) == []

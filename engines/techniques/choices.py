@@ -105,6 +105,20 @@ class Choices(NamedTuple):
         counts = counts or isinstance(self.place, EplbParameters)
         return self.route.learns | (frozenset({"counts"}) if counts else frozenset())
 
+    def decides_in_the_step(self, copies: bool) -> bool:
+        """Whether a decoded token's experts must be known before its calls are, whatever was learnt: each layer then
+        waits for its plan. copies: whether two buffers are really filled."""
+        place, in_decoding = self.place, self.layouts[-1]
+        if isinstance(place, CheaperParameters | HottestParameters | RanksParameters):
+            return True
+        if isinstance(place, NdpParameters) and place.uses_gpu:
+            return True
+        if isinstance(in_decoding, CapacityParameters) and _follows_the_busiest(in_decoding):
+            return in_decoding.decode_graphs == "same"
+        if isinstance(self.move, TwoBuffersParameters):
+            return copies
+        return isinstance(self.route, PredictedParameters) and isinstance(self.move, CacheParameters)
+
     def units(self, phase: ChunkPhase) -> tuple[Unit, ...]:
         """Where experts are computed in a phase; a place by cost may use one of its two alone."""
         in_decoding = self.layouts[-1]
