@@ -10,9 +10,8 @@ import pytest
 
 from devices.gpu_programs import programs_of_others
 from tests.fakes.libraries import open_code, watts, window_code
-from tests.fakes.nvml import BEGUN_S, FakeNvml, in_step_code
-
-pytestmark = pytest.mark.alone
+from tests.fakes.nvml import FakeNvml, in_step_code
+from tests.fakes.stepped_clock import BEGUN_S
 
 NVML, ZEUS = "devices.meters.nvml.NvmlMeter", "devices.meters.zeus.ZeusMeter"
 WINDOW = window_code(NVML)
@@ -127,10 +126,10 @@ def test_gpu_that_is_lost_is_a_transient_error_not_0_joules(nvml: FakeNvml) -> N
 @pytest.mark.parametrize(
     ("afterwards", "outcome"),
     [
-        ("set_state(energy=0)", "started"),
+        ("set_state(gpus=2, energy=0)", "started"),
         # A reset takes seconds.
-        ("threading.Timer(1.2, set_state, kwargs={'energy': 0}).start()", "started"),
-        ("threading.Timer(1.2, set_state, kwargs={'init': 0}).start(); set_state(init=9)", "started"),
+        ("time_by_steps.later(1.2, set_state, gpus=2, energy=0)", "started"),
+        ("time_by_steps.later(1.2, set_state, gpus=2, init=0); set_state(gpus=2, init=9)", "started"),
         ("pass", "MeterUnavailableError NVML: GPU is lost"),
         (
             "set_state(gpus=1)",
@@ -141,22 +140,20 @@ def test_gpu_that_is_lost_is_a_transient_error_not_0_joules(nvml: FakeNvml) -> N
 def test_lost_gpu_is_waited_for_in_the_next_window(nvml: FakeNvml, afterwards: str, outcome: str) -> None:
     limit_s = 4.0 if outcome == "started" else 1.0  # five looks in vain say as much as twenty
     code = window_code("devices.meters.nvml.NvmlMeter", 0.3, meanwhile="set_state(gpus=2, energy=15)") + (
-        "import threading\n"
         "import devices.reconnect as reconnect\n"
         f"reconnect.RECONNECT_S, reconnect.LOOK_EVERY_S = {limit_s}, 0.2\n"
-        f"{afterwards.replace('set_state(', 'set_state(gpus=2, ') if 'gpus' not in afterwards else afterwards}\n"
+        f"{afterwards}\n"
         "try:\n"
         "    meter.start()\n"
         "    answer = 'started' if len(meter.stop()[0].values) >= 2 else 'no readings'\n"
         "except DeviceError as error:\n"
         "    answer = f'{type(error).__name__} {error}'\n"
     )
-    assert nvml.run(code.replace("kwargs={", "kwargs={'gpus': 2, "), gpus=2).startswith(outcome)
+    assert nvml.run(code, gpus=2).startswith(outcome)
 
 
 RECORDING = """
-import threading, time
-from pathlib import Path
+import time
 from devices.clock import MonotonicClock
 from harness.recording import record
 from results.energy import energy_between
@@ -175,7 +172,7 @@ def set_in_time(state):
 def on_tick(left_s):
     while states:
         after_s, state = states.pop()
-        threading.Timer(after_s, set_in_time, [state]).start()
+        time_by_steps.later(after_s, set_in_time, state)
 found = record(device, clock, {seconds}, on_tick)
 meter._sampler = object()  # as if it went on
 trouble = meter.tend()

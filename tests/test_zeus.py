@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from tests.fakes.libraries import open_code, run_python, watts, window_code
-from tests.fakes.nvml import FakeNvml, in_step_code
+from tests.fakes.nvml import STEPPED, FakeNvml, in_step_code
 from tests.fakes.powercap import WRAP_UJ
-
-pytestmark = pytest.mark.alone
 
 FAKES = Path(__file__).parent / "fakes"
 WINDOW = window_code("devices.meters.zeus.ZeusMeter")
@@ -88,10 +86,9 @@ def test_numbers_that_cuda_may_give_to_other_gpus_are_refused(
 
 def test_nvidia_gpu_that_is_lost_is_waited_for_in_the_next_window(nvml: FakeNvml) -> None:
     code = window_code("devices.meters.zeus.ZeusMeter", 0.3, meanwhile="set_state(energy=15)") + (
-        "import threading\n"
         "import devices.reconnect as reconnect\n"
         "reconnect.LOOK_EVERY_S = 0.2\n"
-        "threading.Timer(1.0, set_state, kwargs={'energy': 0}).start()\n"
+        "time_by_steps.later(1.0, set_state, energy=0)\n"
         "meter.start()\n"
         "answer = len(meter.stop()[0].values) >= 2\n"
     )
@@ -167,7 +164,7 @@ def on_mac(code: str, folder: Path) -> Any:
     uname.write_text('#!/bin/sh\n[ "$1" = -p ] && echo arm || exec /usr/bin/uname "$@"\n')
     uname.chmod(0o755)
     library = f"import os, sys; sys.path.insert(0, {str(FAKES / 'apple')!r})\n"
-    return run_python(library + code, {"PATH": f"{folder}:/usr/bin:/bin"})
+    return run_python(STEPPED + library + code, {"PATH": f"{folder}:/usr/bin:/bin"})
 
 
 def test_apple_parts_stand_apart_and_add_up(tmp_path: Path) -> None:

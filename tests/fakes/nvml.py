@@ -9,6 +9,7 @@ from typing import Any
 
 from tests import command
 from tests.fakes.libraries import READINGS_OF, ROOT, compile_library, printing, run_python, write_state
+from tests.fakes.stepped_clock import BEGUN_S
 
 LOADED = """
 import ctypes, os
@@ -16,6 +17,11 @@ assert "libnvidia-ml" not in open("/proc/self/maps").read(), "this machine's own
 ctypes.CDLL({library!r})  # the loader gives it to whoever asks for its name from now on
 for name in [name for name in os.environ if name.endswith("_VISIBLE_DEVICES")]:
     del os.environ[name]
+"""
+
+STEPPED = """
+from tests.fakes.stepped_clock import stepped
+time_by_steps = stepped()
 """
 
 SET_STATE = """
@@ -29,8 +35,6 @@ def set_state(**state):
 
 
 NAME = "libnvidia-ml.so.1"
-BEGUN_S = 1000.013
-"""Told to the library as second 0 of `in_step_code`: between two ticks."""
 
 
 class FakeNvml:
@@ -45,10 +49,10 @@ class FakeNvml:
     def run(self, code: str, **state: float) -> Any:
         """The value that the code gives to `answer`. It can change the state while it runs: `set_state(energy=15)`.
 
-        In a forked process, to which the library is given before anything asks for it.
+        In a forked process, to which the library is given before anything asks for it. Its time is `time_by_steps`.
         """
         write_state(self._state, state)
-        script = printing(LOADED.format(library=str(self._library)) + SET_STATE + textwrap.dedent(code))
+        script = printing(LOADED.format(library=str(self._library)) + STEPPED + SET_STATE + textwrap.dedent(code))
         ended = command.run_python(script, cwd=ROOT, variables={"FAKE_NVML": str(self._state)})
         assert ended.code == 0, ended.stderr
         return json.loads(ended.stdout.splitlines()[-1])
