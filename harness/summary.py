@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.asked_summary import print_asked_tables
 from harness.terminal import table_of_arms
-from results.cells import disturbances, without_figures
+from results.cells import disturbances, usable, without_figures
 from results.counters import COUNTERS
 from results.operations import extrapolation_notes
 from results.records import MODEL_PREFIX
@@ -85,10 +85,12 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     _print_endurance(derived, console)
     _print_answers(derived, console)
     n_failed = sum(t.has_failed for t in run.trials)
-    n_ok = sum(t.status == "ok" for t in run.trials)
-    without = without_figures(run.trials)
+    n_ok = len(usable(run.trials))
+    n_marked = sum(t.status == "ok" for t in run.trials) - n_ok
+    marked = f"{n_marked} marked, whose times and joules are in no mean" if n_marked else ""
     trials = "trial" if n_ok == 1 else "trials"
-    console.print(f"{n_ok} {trials} ok, {n_failed} failed{without and f', {without}'}", highlight=False)
+    counts = [f"{n_ok} {trials} ok", f"{n_failed} failed", without_figures(run.trials), marked]
+    console.print(", ".join(filter(None, counts)), highlight=False)
 
 
 def _units(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:

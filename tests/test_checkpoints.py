@@ -109,6 +109,19 @@ def test_misshapen_tensor_is_named_with_both_shapes(folder: Path) -> None:
     refuse_to_load_and_to_inspect(folder, rf"tensor '{GATE}' has shape \(128, 191\), config.json asks for \(128, 192\)")
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.float8_e4m3fn, torch.bool])
+def test_tensor_of_a_form_that_is_not_read_is_named_before_a_run(folder: Path, dtype: torch.dtype) -> None:
+    rewrite(folder, lambda tensors: tensors.update({GATE: torch.zeros(128, 192).to(dtype)}))
+    refuse_to_load_and_to_inspect(
+        folder, rf"model.safetensors: tensor '{GATE}' holds {dtype}; quantised weights are not supported"
+    )
+
+
+def test_head_beside_tied_embeddings_may_not_be_whole_numbers(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(2048, 192, dtype=torch.int32)}))
+    refuse_to_load_and_to_inspect(folder, r"tensor 'lm_head.weight' holds torch.int32")
+
+
 def test_left_over_tensor_is_named(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update({"model.layers.0.mlp.shared_expert.weight": torch.zeros(2)}))
     refuse_to_load_and_to_inspect(folder, r"tensor 'model.layers.0.mlp.shared_expert.weight' left over")

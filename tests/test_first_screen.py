@@ -128,6 +128,13 @@ def test_a_ratio_of_fewer_repeats_than_the_figure_below_it_says_so() -> None:
     assert screen(data).table.notes[shown.note - 1].startswith("as times first: over the 2 repeats that both have")
 
 
+def test_a_ratio_of_one_repeat_is_told_in_the_singular() -> None:
+    data = run(named("first", "second"), [*lasting("first", [1.0, 1.1, 0.9]), *lasting("second", [2.0])])
+    shown = figures(data, 0)["second"]
+    assert shown.note is not None
+    assert "as times first: over the one repeat that both have;" in screen(data).table.notes[shown.note - 1]
+
+
 def test_each_arm_that_may_be_as_good_has_its_own_reason() -> None:
     once = lasting("third", [1.05])
     trials = [*lasting("first", [1.0, 1.2, 0.9, 1.1]), *lasting("second", [1.1, 1.0, 1.1, 1.1]), *once]

@@ -34,6 +34,14 @@ def test_random_weights_have_no_such_line() -> None:
     assert "against exact" not in printed(replace(data, cells=cells))
 
 
+def test_marked_trials_are_not_called_ok_as_on_the_page() -> None:
+    data = two_arms("10", "11")
+    first, *others = data.trials
+    marked = replace(data, trials=(first.model_copy(update={"marks": ("contended",)}), *others))
+    said = "5 trials ok, 0 failed, 1 marked, whose times and joules are in no mean"
+    assert printed(marked).splitlines()[-1] == said
+
+
 def test_four_of_four_is_not_certain_and_no_tool_is_named_that_did_not_say_so() -> None:
     said = printed(two_arms("1111", "1101"))
     # scipy.stats.binomtest(4, 4) and (3, 4), proportion_ci(method="wilson"): [0.510, 1] and [0.301, 0.954].

@@ -230,6 +230,22 @@ def _check_tensors(config: ModelConfig, located: dict[str, TensorFile]) -> None:
         found = located[name].places[name].shape
         if found != shape:
             raise EngineError(f"tensor {name!r} has shape {found}, config.json asks for {shape}")
+    for name in sorted(located.keys() & {*wanted, _stored_tied_head(config)}):
+        _check_form(located[name].path, name, located[name].places[name].dtype, config)
+
+
+def _check_form(path: Path, name: str, dtype: torch.dtype, config: ModelConfig) -> None:
+    if _is_mxfp4(name, config):
+        if dtype is not torch.uint8:
+            raise EngineError(f"{path}: tensor {name!r} holds {dtype}; MXFP4 is bytes, fetch the file again")
+        return
+    is_fp8 = config.fp8_block is not None and dtype is torch.float8_e4m3fn
+    if not is_fp8 and (not dtype.is_floating_point or dtype.itemsize == 1):
+        raise EngineError(f"{path}: tensor {name!r} holds {dtype}; quantised weights are not supported")
+
+
+def _is_mxfp4(name: str, config: ModelConfig) -> bool:
+    return config.moe is not None and config.moe.mxfp4 and name.endswith(MXFP4_SUFFIXES)
 
 
 def _is_unused(name: str, config: ModelConfig) -> bool:
@@ -268,14 +284,9 @@ def _tensor_reader(
 
 
 def _check_values(path: Path, name: str, tensor: Tensor, config: ModelConfig) -> None:
-    if config.moe is not None and config.moe.mxfp4 and name.endswith(MXFP4_SUFFIXES):
-        if tensor.dtype is not torch.uint8:
-            raise EngineError(f"{path}: tensor {name!r} holds {tensor.dtype}; MXFP4 is bytes, fetch the file again")
+    if _is_mxfp4(name, config):
         is_sound = name.endswith("_blocks") or int(tensor.max()) != NAN_SCALE
     else:
-        is_fp8 = config.fp8_block is not None and tensor.dtype is torch.float8_e4m3fn
-        if not is_fp8 and (not tensor.is_floating_point() or tensor.itemsize == 1):
-            raise EngineError(f"{path}: tensor {name!r} holds {tensor.dtype}; quantised weights are not supported")
         is_sound = is_finite(tensor)
     if not is_sound:
         raise EngineError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or badly converted")

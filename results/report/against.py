@@ -90,8 +90,9 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
     remark = _windows(figure, base)
     if any(own.keys() != other.keys() for own, other in zip(figure.sums, base.sums, strict=True)):
         counts = ", ".join(dict.fromkeys(str(len(own)) for own, _ in pairs))
+        repeats = "one repeat that both have" if counts == "1" else f"{counts} repeats that both have"
         told = (
-            f"as times {base.arm.name}: over the {counts} repeats that both have; the figure below the interval is over"
+            f"as times {base.arm.name}: over the {repeats}; the figure below the interval is over"
             f" all repeats of its arm"
         )
         remark = "; ".join(filter(None, [told, remark]))
