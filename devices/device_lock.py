@@ -52,13 +52,13 @@ def lock_file(path: Path) -> int:
 
 
 class DeviceLock:
-    """Of one device, by its serial. This process may take it several times."""
+    """Of one device. This process may take it several times."""
 
     _held: dict[Path, tuple[int, int]] = {}  # noqa: RUF012 - of the process: path -> (descriptor, times taken)
 
-    def __init__(self, state_folder: Path, device: str, through: str = "") -> None:
-        """through: the server that has the device; others know other devices by the same name."""
-        self._path = state_folder / FOLDER / f"{quote(device + through, safe='')[:LONGEST_NAME]}.lock"
+    def __init__(self, state_folder: Path, device: str, known_as: str | None = None) -> None:
+        """known_as: to all who lock it, where one device has several names, or several have one."""
+        self._path = state_folder / FOLDER / f"{quote(known_as or device, safe='')[:LONGEST_NAME]}.lock"
         self._device = device
         self._taken = False
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from devices.android.device import lock_of
 from devices.android.server import ServerAddress, find_phone, list_phones, server_address
 from devices.android.shell import Phone, split_grep
 from devices.base import DeviceError, TransientDeviceError
@@ -158,6 +159,34 @@ def test_an_address_that_leads_to_another_phone_by_now_is_not_believed(tmp_path:
         assert not isinstance(error.value, TransientDeviceError)
         server.phones[:] = [first]
         link.reach()
+
+
+@pytest.mark.parametrize(
+    ("says", "other_says", "are_one"),
+    [
+        ("R58M42ABCDE", "R58M42ABCDE", True),
+        ("R58M42ABCDE", "R58M42FGHIJ", False),
+        ("EMULATOR30X3X5X0", "EMULATOR30X3X5X0", False),
+        ("", "", False),
+    ],
+)
+def test_a_phone_by_usb_and_by_the_network_has_one_lock(
+    tmp_path: Path, says: str, other_says: str, are_one: bool
+) -> None:
+    """Also where two servers lead to it."""
+    by_usb, by_network = (FakePhone(tmp_path / s.replace(":", "-"), serial=s) for s in ("R58M42ABCDE", "10.0.0.7:5555"))
+    by_usb.answer("getprop ro.serialno", f"{says}\n")
+    by_network.answer("getprop ro.serialno", f"{other_says}\n")
+    with FakeAdbServer(by_usb) as server, FakeAdbServer(by_network) as other:
+        paths = set()
+        for name, address in (("adb:", at(server)), ("adb:10.0.0.7:5555", at(other))):
+            phone = Phone(name, address)
+            phone.reach()
+            lock = lock_of(phone, tmp_path / "state", address)
+            lock.take()
+            paths.add(lock.held()[0])
+            lock.release()
+        assert (len(paths) == 1) == are_one
 
 
 def test_android_6_is_refused(server: FakeAdbServer, phone: FakePhone) -> None:

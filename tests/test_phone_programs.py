@@ -244,7 +244,7 @@ def test_a_phone_that_another_process_has_is_refused_with_its_name(
     device: AndroidDevice, server: FakeAdbServer, tmp_path: Path
 ) -> None:
     [held] = (tmp_path / "state" / "locks").iterdir()
-    through = f" 127.0.0.1:{server.port}"
+    known_as = f"adb:FAKE0001 127.0.0.1:{server.port}"
     assert held.read_text().startswith(f"process {os.getpid()} since 20")
     child = os.fork()
     if child == 0:
@@ -253,7 +253,7 @@ def test_a_phone_that_another_process_has_is_refused_with_its_name(
 
         DeviceLock._held.clear()
         try:
-            DeviceLock(tmp_path / "state", "adb:FAKE0001", through).take()
+            DeviceLock(tmp_path / "state", "adb:FAKE0001", known_as).take()
         except DeviceError as error:
             os._exit(7 if f"used by process {os.getppid()} since" in str(error) else 8)
         os._exit(9)

@@ -150,7 +150,7 @@ def test_a_phone_that_another_joulebench_has_is_waited_for(
         "import sys; from pathlib import Path; from devices.device_lock import DeviceLock\n"
         "DeviceLock(Path(sys.argv[1]), *sys.argv[2:]).take(); print(flush=True); input()"
     )
-    words = [sys.executable, "-c", taking, str(tmp_path / "state"), NAME, f" 127.0.0.1:{server.port}"]
+    words = [sys.executable, "-c", taking, str(tmp_path / "state"), NAME, f"{NAME} 127.0.0.1:{server.port}"]
     other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     other.stdout.readline()

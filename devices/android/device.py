@@ -38,9 +38,11 @@ MeterName = Literal["battery", "rails"]
 
 
 def lock_of(phone: Phone, state_folder: Path, address: ServerAddress | None = None) -> DeviceLock:
-    """Of a phone that was reached: each server knows its own phones."""
+    """Of a phone that was reached: it has a name by USB and another for each of its addresses in the network. One that
+    says nothing of itself goes by its name, and each server knows its own phones."""
+    name, unit = f"adb:{phone.serial}", unit_of(phone.own_serial())
     host, port = address or server_address()
-    return DeviceLock(state_folder, f"adb:{phone.serial}", f" {host}:{port}")
+    return DeviceLock(state_folder, name, f"{name} {host}:{port}" if unit is None else f"phone {unit}")
 
 
 class AndroidDevice(GatedPhone[PhoneFacts]):

@@ -8,6 +8,7 @@ limit.
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import stat
 import struct
@@ -32,6 +33,8 @@ from devices.base import DeviceError, TransientDeviceError
 
 COMMAND_TIMEOUT_S = 20.0
 SERIAL_PROPERTY = "ro.serialno"
+SHARED_SERIALS = re.compile(r"EMULATOR.*|unknown|0123456789ABCDEF|0+", re.IGNORECASE)
+"""That emulators say, and phones whose maker gave them none of their own."""
 RECONNECT_S = 30.0
 """How long a window's start waits for a phone or a server that went away."""
 _STDIN, STDOUT, STDERR, EXIT, _CLOSE_STDIN = 0, 1, 2, 3, 4
@@ -181,6 +184,11 @@ class Phone:
     @property
     def serial(self) -> str:
         return str(self._found().serial)
+
+    def own_serial(self) -> str | None:
+        """What the phone says, whatever way leads to it; None where that may be another's too. Raises `DeviceError`."""
+        told = (self.read(f"getprop {SERIAL_PROPERTY}") or "").strip()
+        return None if not told or SHARED_SERIALS.fullmatch(told) else told
 
     def reach(self, limit_s: float = 0.0, every_s: float = 0.5) -> None:
         """Finds the phone, trying again for `limit_s` while the failure may pass. Raises `DeviceError`."""
