@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,17 @@ import pytest
 from devices.android import battery as battery_module
 from devices.android import state
 from devices.android.device import AndroidDevice
-from devices.android.processes import affinity_mask, parse_process_cpu_s, split_account, split_cores
+from devices.android.processes import (
+    FewerCoresError,
+    affinity_mask,
+    online_of,
+    parse_process_cpu_s,
+    split_account,
+    split_cores,
+)
 from devices.android.server import ServerAddress
 from devices.android.survey import attached_phones
+from devices.android.topology import ONLINE
 from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
@@ -217,6 +226,36 @@ def test_a_program_that_did_not_get_all_its_cores_is_told(device: AndroidDevice)
     assert (failed.stderr, failed.exit_code) == ("err\n", 3)
 
 
+def test_a_program_whose_core_went_off_line_before_its_end_is_told(device: AndroidDevice, fake: FakePhone) -> None:
+    core = min(os.sched_getaffinity(0))
+    fake.file(ONLINE, f"{core}-{core + 1}\n")
+    switches_off = ["sh", "-c", f"echo {core + 1} >{ONLINE}"]
+    with pytest.raises(FewerCoresError, match=rf"cores {core} were asked for, and {core} went off line while"):
+        device.run_program(switches_off, 60.0, cores=[core])
+    # It was off already when this one began, which had it nevertheless: such a list says nothing.
+    assert device.run_program(["true"], 60.0, cores=[core]).exit_code == 0
+    fake.file(ONLINE, f"{core}-{core + 1}\n")
+    assert device.run_program(switches_off, 60.0).exit_code == 0, "it asked for none"
+
+
+def test_a_core_that_was_off_line_for_a_while_is_told_where_somebody_looked(
+    device: AndroidDevice, fake: FakePhone
+) -> None:
+    core = min(os.sched_getaffinity(0))
+    waits = ["sh", "-c", "while [ ! -e /data/local/tmp/go ]; do sleep 0.01; done"]
+    for seen, is_told in ((f"{core}", False), (f"{core + 1}", True)):
+        fake.local("/data/local/tmp/go").unlink(missing_ok=True)
+        fake.file(ONLINE, f"{core}-{core + 1}\n")
+        process = device.start_program(waits, cores=[core])
+        fake.file(ONLINE, f"{seen}\n")
+        device.watched_state()
+        fake.file(ONLINE, f"{core}-{core + 1}\n")
+        device.watched_state()
+        fake.file("/data/local/tmp/go", "")
+        with pytest.raises(FewerCoresError, match="went off line") if is_told else nullcontext():
+            process.wait(60.0)
+
+
 def test_cpu_time_of_a_program_is_its_own(device: AndroidDevice) -> None:
     """A loop that says in the end what it has used by its own account, and one that sleeps."""
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(time.process_time())"
@@ -305,6 +344,10 @@ def test_an_account_that_is_missing_is_none() -> None:
     assert split_account("killed\n") == ("killed\n", None, None)
     account = "oops\n\n@account 100.25 102.75\n0m0.01s 0m0.02s\n1m2.50s 0m0.25s\n"
     assert split_account(account) == ("oops\n", 62.75, 2.5)
+    with_cores = account.replace("102.75", "102.75 0-3,6 0,2")
+    assert split_account(with_cores) == ("oops\n", 62.75, 2.5)
+    assert online_of(with_cores) == ({0, 1, 2, 3, 6}, {0, 2})
+    assert online_of(account) is online_of("killed\n") is online_of(account.replace("102.75", "102.75  ")) is None
 
 
 # --- what is attached ------------------------------------------------------------------------------------------------

@@ -147,7 +147,12 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
 
     def watched_state(self) -> Conditions:
         """What of it may change in a window. Raises `DeviceError`."""
-        return self._in_words(read_watched_state(self.phone))
+        running = [process for process in self._processes if process.is_running]
+        state = read_watched_state(self.phone)
+        for process in running:
+            if state.online and process.is_running:
+                process.saw_online(state.online)
+        return self._in_words(state)
 
     def _in_words(self, state: PhoneState) -> Conditions:
         at_s = self._clock.now_s()

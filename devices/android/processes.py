@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from devices.android.shell import STDERR, Phone, ShellStream
+from devices.android.topology import ONLINE, parse_core_list
 from devices.base import DeviceError
 from devices.cpu_seconds import TICKS_PER_S, parse_cpu_seconds
 from results.core_lists import core_words
@@ -28,16 +29,19 @@ _ACCOUNT = "@account"
 _SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
 _TIMES = re.compile(rf"([0-9]{{1,9}})m{_SECONDS}s ([0-9]{{1,9}})m{_SECONDS}s")
 _UPTIMES = re.compile(rf"{_SECONDS} {_SECONDS}")
+_ONLINE = re.compile(rf"{_SECONDS} {_SECONDS} ([0-9,-]{{1,999}}) ([0-9,-]{{1,999}})$", re.MULTILINE)
 
 # The program's id comes first on the errors, before the program can write there; the account comes last. The link may
 # go as soon as the id is told, and before it: the trap stands before the start, and nothing starts after it.
 _SCRIPT = """cd {folder} || exit 126
 trap 'kill -9 $!; exit 129' HUP
+{{ read -r p <{online}; }} 2>/dev/null
 read -r a x </proc/uptime
 sh -c 'echo $$ >&2; exec "$@"' sh {program} </dev/null &
 wait $!; r=$?
 read -r b x </proc/uptime
-echo >&2; echo "{account} $a $b" >&2; times >&2
+{{ read -r o <{online}; }} 2>/dev/null
+echo >&2; echo "{account} $a $b $p $o" >&2; times >&2
 exit $r"""
 
 
@@ -50,7 +54,7 @@ _TOLD_CORES = re.compile(rf"{_CORES} ([0-9a-f,]{{1,999}})\n")
 
 
 class FewerCoresError(DeviceError):
-    """A program ended well, and not on all cores that were asked for."""
+    """A program ended well, and not on all cores that were asked for, or not until its end."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,13 @@ class PhoneProcess:
         self._phone = phone
         self._stream = stream
         self._cores = cores
+        self._always_online: frozenset[int] | None = None
+        """At each look while it ran; None: there was none."""
+
+    def saw_online(self, cores: Iterable[int]) -> None:
+        """At a look while it ran."""
+        seen = frozenset(cores)
+        self._always_online = seen if self._always_online is None else self._always_online & seen
 
     def cpu_s(self) -> float | None:
         """CPU time so far; of a program that has ended: all of it. None where unreadable."""
@@ -101,7 +112,7 @@ class PhoneProcess:
                 with suppress(DeviceError):  # the first error is the one to tell
                     self.kill()
                 raise
-            edges_s = uptimes_of(errors)
+            edges_s, lost = uptimes_of(errors), self._lost(errors)
             errors, cpu_s, wall_s = split_account(errors)
             errors, given = split_cores(errors)
             self.result = ProcessResult(output, errors, exit_code, cpu_s, wall_s, edges_s)
@@ -112,7 +123,21 @@ class PhoneProcess:
                     f"cores {core_words(self._cores)} were asked for, and the program had {core_words(given)}"
                     " alone: others are not there, off line, or kept from programs of the shell (cpuset)"
                 )
+            if exit_code == 0 and lost:
+                raise FewerCoresError(
+                    f"cores {core_words(self._cores or ())} were asked for, and {core_words(lost)} went off line while"
+                    " the program ran, as some phones do when they are hot; let it cool, or ask for others"
+                )
         return self.result
+
+    def _lost(self, errors: str) -> frozenset[int]:
+        """Of the cores that were asked for and were on line when it began, those that once were not."""
+        found = online_of(errors)
+        if found is None or self._cores is None:
+            return frozenset()
+        first, last = found
+        stayed = last if self._always_online is None else last & self._always_online
+        return (self._cores & first) - stayed
 
     def kill(self) -> None:
         """Ends it now. The shell that waits for it is hung up on, should the link be lost already."""
@@ -136,7 +161,8 @@ def start_process(
     if asked is not None:
         words = ["taskset", f"{affinity_mask(asked):x}", "sh", "-c", _TELL_CORES, "sh", *words]
     program = shlex.join([*words, *arguments])
-    stream = phone.stream(_SCRIPT.format(folder=shlex.quote(folder), program=program, account=_ACCOUNT))
+    folder = shlex.quote(folder)
+    stream = phone.stream(_SCRIPT.format(folder=folder, program=program, account=_ACCOUNT, online=ONLINE))
     with ExitStack() as on_error:
         on_error.callback(stream.close)
         first = stream.await_line(STDERR, START_TIMEOUT_S)
@@ -211,3 +237,10 @@ def uptimes_of(errors: str) -> tuple[float, float] | None:
     _, found, account = errors.rpartition(f"\n{_ACCOUNT} ")
     uptimes = _UPTIMES.match(account) if found else None
     return (float(uptimes[1]), float(uptimes[2])) if uptimes else None
+
+
+def online_of(errors: str) -> tuple[frozenset[int], frozenset[int]] | None:
+    """The cores that were on line when the program began, and when it ended, out of the wrapper's errors."""
+    _, found, account = errors.rpartition(f"\n{_ACCOUNT} ")
+    told = _ONLINE.match(account) if found else None
+    return None if told is None else (frozenset(parse_core_list(told[3])), frozenset(parse_core_list(told[4])))

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from devices.android.shell import SERIAL_PROPERTY, Phone, split_grep
-from devices.android.topology import CAP_FILES, frequency_caps
+from devices.android.topology import CAP_FILES, ONLINE, frequency_caps, parse_core_list
 
 CHARGING, DISCHARGING, NOT_CHARGING, FULL = 2, 3, 4, 5
 STATUS_WORDS = {CHARGING: "charging", DISCHARGING: "discharging", NOT_CHARGING: "not charging", FULL: "full"}
@@ -34,8 +34,9 @@ _COMMANDS = {
     "power": "read -r a x </proc/uptime; dumpsys power | grep -e mWakefulness= -e mLastWakeTime=;"
     ' read -r b x </proc/uptime; echo "uptimes $a $b"',
     "boot": "cat /proc/sys/kernel/random/boot_id",
+    "online": f"cat {ONLINE}",
 }
-_WATCHED = ("battery", "thermal", "brightness", "airplane", "power", "boot")
+_WATCHED = ("battery", "thermal", "brightness", "airplane", "power", "boot", "online")
 """What may change in a window, and costs little to ask for."""
 _PROPERTY = re.compile(r"^\[([^\]]+)\]: \[(.*)\]$", re.MULTILINE)
 _WAKEFULNESS = re.compile(r"mWakefulness=(\w+)")
@@ -95,6 +96,8 @@ class PhoneState:
     """Mean over the cores that are on line."""
     frequency_caps: tuple[str, ...] | None = None
     """Limits in force below the highest clock of cores, in words; empty: there are none."""
+    online: tuple[int, ...] = ()
+    """Cores that are not switched off; empty where the phone does not say."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,7 @@ def parse_state(sections: dict[str, str]) -> PhoneState:
         screen_on=wakefulness[1] in ("Awake", "Dreaming") if wakefulness else None,
         suspended_s=parse_suspended_s(sections.get("power", "")),
         boot_id=boot_id if _BOOT_ID.fullmatch(boot_id) else None,
+        online=parse_core_list(sections.get("online", "")),
     )
 
 

@@ -20,10 +20,11 @@ from devices.android.cpu_parts import core_name
 from devices.android.shell import Phone
 
 CPU_FOLDER = "/sys/devices/system/cpu"
+ONLINE = f"{CPU_FOLDER}/online"
 CPUINFO = "/proc/cpuinfo"
 _FILES = (
     CPUINFO,
-    f"{CPU_FOLDER}/online",
+    ONLINE,
     f"{CPU_FOLDER}/present",
     f"{CPU_FOLDER}/cpu[0-9]*/cpu_capacity",
     f"{CPU_FOLDER}/cpu[0-9]*/cpufreq/cpuinfo_max_freq",
@@ -33,7 +34,7 @@ _FILES = (
     f"{CPU_FOLDER}/cpu[0-9]*/topology/core_siblings_list",
 )
 CAP_FILES = (
-    f"{CPU_FOLDER}/online",
+    ONLINE,
     f"{CPU_FOLDER}/cpu[0-9]*/cpufreq/cpuinfo_max_freq",
     f"{CPU_FOLDER}/cpu[0-9]*/cpufreq/scaling_max_freq",
     f"{CPU_FOLDER}/cpu[0-9]*/cpufreq/related_cpus",
@@ -138,7 +139,7 @@ def build_topology(files: Mapping[str, str]) -> Topology:
     """files: path to content, as a phone shows them. Raises ValueError where they show no core at all."""
     ids, hardware = parse_cpuinfo(files.get(CPUINFO, ""))
     by_core = {i.core: i for i in ids}
-    online = parse_core_list(files.get(f"{CPU_FOLDER}/online", "")) or tuple(by_core)
+    online = parse_core_list(files.get(ONLINE, "")) or tuple(by_core)
     present = parse_core_list(files.get(f"{CPU_FOLDER}/present", "")) or online
     if not online:
         raise ValueError("neither /proc/cpuinfo nor /sys/devices/system/cpu/online shows a core")
