@@ -148,6 +148,7 @@ def test_the_whole_state_comes_in_one_round_trip(fake: FakePhone, phone: Phone) 
         frequency_caps=("cpu 1 limited to 1500 of 2000 MHz",),
         screen_on=True,
         boot_id="2b1ab1f3-5c6e-4b0d-9a52-1d9f6c0c7a11",
+        online=(0, 1),
     )
 
 
