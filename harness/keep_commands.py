@@ -22,13 +22,14 @@ def export(
 ) -> None:
     """Write a run as Parquet files with a card that says what they are."""
     quiet_libraries()
-    from results.export import CARD
     from results.export import export as export_run
+    from results.export import foreign_files
     from results.store import Store, StoreError
 
-    strangers = (
-        sorted(p.name for p in out.iterdir() if p.suffix != ".parquet" and p.name != CARD) if out.is_dir() else []
-    )
+    try:
+        strangers = foreign_files(out) if out.is_dir() else []
+    except OSError as error:
+        fail(f"--out {error.filename or out}: cannot be read ({error.strerror or error})", EXIT_NOT_WRITTEN)
     if strangers or (out.exists() and not out.is_dir()):
         told = f"holds other files ({', '.join(strangers[:3])})" if strangers else "is no folder"
         fail(f"--out {out}: {told}; name a new folder", EXIT_BAD_PLAN)

@@ -31,6 +31,8 @@ RECIPE = Recipe(
 N_TOKENIZER_TEXTS = 6000
 STATE_FOLDER = "training"
 """Beside the model while it is trained: the state to go on from, and the whole log."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+"""What stands there alone where it was interrupted before the first step."""
 LOG_STRIDE = 20
 """Of the log, the mean of so many steps is kept beside the model."""
 
@@ -38,11 +40,15 @@ LOG_STRIDE = 20
 def train_tiny(folder: Path, device: str = "cpu", recipe: Recipe = RECIPE) -> None:
     """Writes a Hugging Face model folder with the log of its training; goes on with what was begun there.
 
-    EngineError: the folder holds a model that was not begun here, or torch does not see the device.
+    EngineError: the folder holds a model or other files that were not begun here, or torch does not see the device.
     """
     find_backend(device, None)
     if (folder / "config.json").exists() and not (folder / STATE_FOLDER).is_dir():
         raise EngineError("a model that was not trained here; name another folder")
+    others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in others if name not in TOKENIZER_FILES]
+    if others and not (folder / STATE_FOLDER).is_dir():
+        raise EngineError(f"holds files of something else ({others[0]}); name a new or an empty folder")
     if not (folder / "tokenizer_config.json").is_file():
         write_tokenizer(folder, chain(training_text(), texts(N_TOKENIZER_TEXTS, recipe.seed)))
     tokenizer = Tokenizer(folder, "tiny", (CONFIG["eos_token_id"],), VOCABULARY_SIZE)

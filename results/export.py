@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
+from results.cells import usable
 from results.report.csv import frames_of_run
 from results.report.files import replace_text
 from results.report.html import machine_rows, method_sentences, warnings_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 TRACES = "traces"
+TAGS = "tags: [joulebench, energy, latency, benchmark]"
 WHAT = {
     "arms": "the arms as times of the baseline, by device and workload",
     "latency": "TTFT, TPOT, ITL, E2E and token/s, a row for each cell, metric and method",
@@ -54,6 +56,17 @@ class Exported(NamedTuple):
     path: Path
     n_rows: int
     columns: tuple[str, ...]
+
+
+def foreign_files(directory: Path) -> list[str]:
+    """Names of what no export wrote there, nor left when it was killed, but for Parquet files. Raises `OSError`."""
+    halves = {f"{name}.tmp" for name in WHAT}
+    others = (p for p in directory.iterdir() if p.suffix != ".parquet" and p.name not in halves)
+    return sorted(p.name for p in others if not _is_card(p))
+
+
+def _is_card(path: Path) -> bool:
+    return path.name == CARD and TAGS in path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path]:
@@ -153,20 +166,22 @@ def card_text(run: RunData, derived: RunFrames, tables: Sequence[Exported]) -> s
     lines = [
         "---",
         f"pretty_name: {json.dumps(info.name)}",
-        "tags: [joulebench, energy, latency, benchmark]",
+        TAGS,
         "configs:",
     ]
     for one in tables:
         lines += [f"- config_name: {one.path.stem}", f"  data_files: {one.path.name}"]
-    n_ok = sum(t.status == "ok" for t in run.trials)
+    n_ok = len(usable(run.trials))
+    n_marked = sum(t.status == "ok" for t in run.trials) - n_ok
+    marked = f" and {n_marked} marked" if n_marked else ""
     lines += [
         "---",
         "",
         f"# {escaped(info.name)}",
         "",
         f"What joulebench measured in run `{info.run_id}`, begun {info.created_at}: {len(run.cells)} cells,"
-        f" {len(run.trials)} trials, {n_ok} of them ok. A cell is an engine with its technique, a workload and a"
-        " device; a trial is one repeat of a cell. Speed, joules and accuracy of a trial are of the same requests.",
+        f" {len(run.trials)} trials, {n_ok} of them ok{marked}. A cell is an engine with its technique, a workload and"
+        " a device; a trial is one repeat of a cell. Speed, joules and accuracy of a trial are of the same requests.",
         "",
         "## How it was measured",
         "",

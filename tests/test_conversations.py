@@ -153,7 +153,7 @@ def test_mt_bench_of_another_schema_is_told_with_its_line(tmp_path: Path, turns:
     (tmp_path / "mt_bench").mkdir()
     row = f'{{"question_id": 1, "category": "math", "turns": {turns}}}\n'
     (tmp_path / "mt_bench" / "test.jsonl").write_text(row)
-    with pytest.raises(WorkloadError, match=r"test\.jsonl:1: turns must be a list of questions"):
+    with pytest.raises(WorkloadError, match=r"test\.jsonl:1: turns must be a list of questions, none of them empty"):
         MTBench(MTBenchParameters(), tmp_path).requests(TOKENIZER, 4096)
 
 

@@ -143,7 +143,8 @@ def test_truncated_archive_is_an_error_and_not_a_shorter_data_set(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "bad", [{"label": ""}, {"label": "2"}, {"endings": ["one"]}, {"endings": "text"}, {"ctx_a": 3}]
+    "bad",
+    [{"label": ""}, {"label": "2"}, {"endings": ["one"]}, {"endings": "text"}, {"endings": ["one", " "]}, {"ctx_a": 3}],
 )
 def test_hellaswag_values_that_could_not_be_scored_are_refused(tmp_path: Path, bad: dict[str, object]) -> None:
     write(tmp_path, json.dumps(ITEM | bad))

@@ -36,6 +36,12 @@ def test_each_table_says_what_its_csv_says(exported: Path, finished_run: Finishe
             pd.testing.assert_series_equal(ours[column].astype(float), csv[column], rtol=1e-12, check_names=False)
 
 
+def test_an_export_that_was_killed_is_made_again(exported: Path, finished_run: FinishedRun) -> None:
+    (exported / "energy.tmp").write_text("half")
+    assert joulebench("export", str(finished_run.directory), "--out", str(exported)).code == 0
+    assert not (exported / "energy.tmp").exists()
+
+
 def test_nothing_of_an_earlier_export_stays_beside_another_card(finished_run: FinishedRun, tmp_path: Path) -> None:
     """A run of endurance and the traces were there before."""
     for name in ("endurance", "endurance_steps", "traces", "my_own"):
@@ -63,6 +69,11 @@ def test_the_card_says_what_how_and_on_what(exported: Path) -> None:
     assert {*files} == {p.name for p in exported.iterdir()} - {"README.md"}
     for word in ("## How it was measured", "modelled, not measured", "## Units", "## Environment", "```toml", "sha256"):
         assert word in rest
+
+
+def test_marked_trials_are_not_called_ok_in_the_card() -> None:
+    data = run([cell()], [trial(), trial(repeat=1), trial(repeat=2, marks=("contended",))])
+    assert "3 trials, 2 of them ok and 1 marked." in card_text(data, RunFrames(data), [])
 
 
 def test_nothing_of_a_run_is_markup_in_the_card() -> None:
@@ -93,6 +104,12 @@ def test_where_it_is_not_written_and_what_open_says(finished_run: FinishedRun, t
     (tmp_path / "mine.txt").write_text("mine")
     ended = joulebench("export", str(finished_run.directory), "--out", str(tmp_path))
     assert (ended.code, "holds other files (mine.txt)" in ended.stderr) == (2, True)
+    readme = tmp_path / "other" / "README.md"
+    readme.parent.mkdir()
+    readme.write_text("mine")
+    ended = joulebench("export", str(finished_run.directory), "--out", str(readme.parent))
+    assert (ended.code, "holds other files (README.md); name a new folder" in ended.stderr) == (2, True)
+    assert [(p.name, p.read_text()) for p in readme.parent.iterdir()] == [("README.md", "mine")]
     page = finished_run.directory / "report.html"
     assert joulebench("open", str(finished_run.directory), "--print").stdout.strip() == str(page)
     lacking = joulebench("open", str(tmp_path))

@@ -165,6 +165,16 @@ def test_a_model_from_elsewhere_is_not_overwritten(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    """The folder of a run got a tokenizer and a model beside its tables."""
+    (tmp_path / "run.sqlite").write_text("")
+    with pytest.raises(
+        EngineError, match=r"holds files of something else \(run\.sqlite\); name a new or an empty folder"
+    ):
+        train_tiny(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.sqlite"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_a_device_that_torch_does_not_see_is_told_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cuda"):

@@ -18,8 +18,8 @@ class HellaSwagParameters(BenchmarkParameters):
 
 def _problem(row: Row) -> str | None:
     endings, label = row["endings"], row["label"]
-    if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(e, str) and e for e in endings):
-        return f"endings must be a list of at least two texts, found {endings!r}"
+    if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(e, str) and e.strip() for e in endings):
+        return f"endings must be a list of at least two texts, none of them empty, found {endings!r}"
     if str(label) not in map(str, range(len(endings))):
         return f"label must be the position of one of {len(endings)} endings, found {label!r}"
     return not_text(row, ("activity_label", "ctx_a", "ctx_b"))

@@ -42,7 +42,7 @@ class MTBenchParameters(Record):
 def _problem(row: Row) -> str | None:
     turns = row["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        return f"turns must be a list of questions, found {turns!r:.80}"
+        return f"turns must be a list of questions, none of them empty, found {turns!r:.80}"
     return None
 
 
@@ -94,8 +94,9 @@ class MTBench(GenerationWorkload):
             )
         reserved = rows[RESERVED_EVERY - 1 :: RESERVED_EVERY]
         if not reserved:
+            found = "one question" if len(rows) == 1 else f"{len(rows)} questions"
             raise WorkloadError(
-                f"mt_bench: {self.data_source} has {len(rows)} questions; at least {RESERVED_EVERY} are needed, since "
+                f"mt_bench: {self.data_source} has {found}; at least {RESERVED_EVERY} are needed, since "
                 f"every {RESERVED_EVERY}th is for calibration"
             )
         return [row for i, row in enumerate(rows, start=1) if i % RESERVED_EVERY], reserved
