@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from engines.coreml.contents import Content, ExpertsContent, GatedContent, LinearContent, n_weight_bytes
 from engines.coreml.conversion import Asked, Conversion, differences
@@ -217,6 +218,40 @@ def test_packages_serve_whoever_wants_no_more_of_them() -> None:
     assert "technique" in differences(conversion("npumoe").manifest, one)
 
 
+def matrices_of_an_expert() -> list[NDArray[np.float16]]:
+    random = np.random.default_rng(1)
+    return [random.standard_normal((64, 64)).astype(np.float16) for _ in range(3)]
+
+
+def one_expert(matrices: Sequence[NDArray[np.float16]]) -> tuple[PackagePlan, ExpertsContent]:
+    """A package of it alone, for 16 rows."""
+    unit = GatedContent(*(LinearContent(matrix) for matrix in matrices))
+    function = GraphFunction(name="expert_0_16", kind="experts", experts=(0,), rows=16)
+    plan = PackagePlan(
+        path="layer-0/experts-0.mlpackage",
+        layer=0,
+        role="experts",
+        experts=(0,),
+        functions=(function,),
+        weight_bytes=0,
+    )
+    return plan, ExpertsContent({0: unit}, SWIGLU)
+
+
+def test_no_pass_of_coremltools_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None may change a graph, and behind each of the usual hundred the whole program is checked again. Those of the
+    backend stay: eight, which do nothing either."""
+    pytest.importorskip("coremltools", reason="writes packages (pip install joulebench[coreml])")
+    from coremltools.converters.mil.mil import Program
+
+    from engines.coreml.mil import MilConverter
+
+    checks, check = [], Program.validate
+    monkeypatch.setattr(Program, "validate", lambda *of, **named: (checks.append(1), check(*of, **named)))
+    MilConverter().write(*one_expert(matrices_of_an_expert()), "float16", tmp_path / "a.mlpackage")
+    assert 1 <= len(checks) <= 20
+
+
 # --- narrow weights --------------------------------------------------------------------------------------------------
 
 
@@ -228,19 +263,9 @@ def test_narrow_weights_are_whole_steps_of_their_scale(weights: Weights, most: i
     from engines.coreml.interpreter import read_package
     from engines.coreml.mil import MilConverter
 
-    random = np.random.default_rng(1)
-    matrices = [random.standard_normal((64, 64)).astype(np.float16) for _ in range(3)]
-    unit = GatedContent(*(LinearContent(matrix) for matrix in matrices))
-    function = GraphFunction(name="expert_0_16", kind="experts", experts=(0,), rows=16)
-    plan = PackagePlan(
-        path="layer-0/experts-0.mlpackage",
-        layer=0,
-        role="experts",
-        experts=(0,),
-        functions=(function,),
-        weight_bytes=0,
-    )
-    MilConverter().write(plan, ExpertsContent({0: unit}, SWIGLU), weights, tmp_path / "a.mlpackage")
+    matrices = matrices_of_an_expert()
+    plan, content = one_expert(matrices)
+    MilConverter().write(plan, content, weights, tmp_path / "a.mlpackage")
     held = read_package(tmp_path / "a.mlpackage", np.float32)["expert_0_16"].constants
     for name, matrix in zip(("gate", "up", "down"), matrices, strict=True):
         wide = matrix.astype(np.float32).reshape(64, 64 // block, block)

@@ -66,6 +66,8 @@ class MilConverter:
             program.add_function(function.name, made)
         program.default_function_name = plan.default_function
         program.skip_all_passes = True
+        # Not those that do nothing either: behind each of a hundred, coremltools checks the whole program again.
+        no_passes = self._tools.PassPipeline.EMPTY
         program.export_as_multifunction = True
         with _quiet():
             model = mil_convert(
@@ -76,6 +78,7 @@ class MilConverter:
                 compute_units=self._tools.ComputeUnit.CPU_ONLY,
                 skip_model_load=True,
                 package_dir=str(path),
+                pass_pipeline=no_passes,
             )
             del model
         if not path.is_dir():
