@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from results.metrics import Observation, busy_s, tokens_of
+from results.metrics import Observation, busy_s, in_numbers, tokens_of
 from results.records import ActiveWeights, Completion, Phase
 from results.request_columns import edges_s
 from results.trials import Trial
@@ -32,6 +32,7 @@ PRICED = "not derived for modelled machines: a sheet prices their operations"
 TOGETHER = "requests were answered together: how many tokens a step had is not known"
 
 
+@in_numbers
 def achieved_observations(trial: Trial) -> list[Observation]:
     if trial.active_weights is None:
         return unseen_achieved(PRICED if trial.time_method == "modelled" else NOT_TOLD)

@@ -20,7 +20,7 @@ import pandas as pd
 from results.binary_scores import binary_metrics
 from results.cells import model_name, technique_name, trials_of, usable
 from results.derivation import RequestEnergies
-from results.metrics import NO_METER, time_method
+from results.metrics import NO_METER, no_number, time_method
 from results.packed import column_of
 from results.records import Cell, Completion, Method, Sample
 from results.request_columns import lasting, n_generated, scores_told, shared_time
@@ -33,7 +33,7 @@ NOT_KEPT = "(not kept: the run is from before samples were stored)"
 
 @dataclass(frozen=True)
 class Answer:
-    """One arm's answer to one sample. e2e_s: of all its requests together."""
+    """One arm's answer to one sample. e2e_s: of all its requests together; None where no trial tells it in numbers."""
 
     cell: Cell
     said: str
@@ -42,7 +42,7 @@ class Answer:
     scores: Mapping[str, float]
     prompt_tokens: int
     generated_tokens: int
-    e2e_s: float
+    e2e_s: float | None
     time_method: Method
     energy_j: float | None
     energy_uncertainty_j: float | None
@@ -88,7 +88,7 @@ class Answered:
 
     @property
     def e2e_s(self) -> float:
-        return max((a.e2e_s for a in self.answers), default=0.0)
+        return max((a.e2e_s for a in self.answers if a.e2e_s is not None), default=0.0)
 
 
 def answered_samples(run: RunData) -> list[Answered]:
@@ -243,7 +243,7 @@ def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answ
     reason = without[0] if without else None
     if known and without:
         reason = f"of {len(known)} of {len(seen)} trials; in the others: {reason}"
-    first = seen[0]
+    first, seconds = seen[0], [once.e2e_s for once in seen if math.isfinite(once.e2e_s)]
     return Answer(
         cell=cell,
         said=first.said,
@@ -251,7 +251,7 @@ def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answ
         scores={m: _mean([once.scores[m] for once in seen if m in once.scores]) for m in metrics},
         prompt_tokens=first.prompt_tokens,
         generated_tokens=first.generated_tokens,
-        e2e_s=_mean([once.e2e_s for once in seen]),
+        e2e_s=_mean(seconds) if seconds else None,
         time_method=time_method,
         energy_j=_mean([j for j, _, _ in known]) if known else None,
         energy_uncertainty_j=math.sqrt(_mean([u * u for u in stated]))
@@ -295,6 +295,8 @@ def _joules(
     if energies is None or why_shared or measured.lost:
         return _Joules(None, None, "missing", meter, NO_METER if meter is None else why_shared or measured.lost)
     found = energies.of([requests[n] for n in own])
+    if found.energy_j is not None and not math.isfinite(found.energy_j):
+        return _Joules(None, None, "missing", meter, no_number("energy", found.energy_j))
     return _Joules(found.energy_j, found.uncertainty_j, found.method, meter, found.reason)
 
 

@@ -16,7 +16,8 @@ joules; its J/token may even rise, as the tokens left to compute attend to as lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
 from itertools import chain
 from typing import NamedTuple
 
@@ -94,6 +95,22 @@ def unseen(reason: str) -> list[Observation]:
     return rows + _unseen_counters(reason, "missing")
 
 
+def in_numbers(read: Callable[[Trial], list[Observation]]) -> Callable[[Trial], list[Observation]]:
+    """A value that is no number (an engine or a meter told NaN) is missing, with that as the reason."""
+
+    @wraps(read)
+    def known(trial: Trial) -> list[Observation]:
+        return [
+            o
+            if o.value is None or math.isfinite(o.value)
+            else o._replace(value=None, reason=no_number(o.metric, o.value), pooled=())
+            for o in read(trial)
+        ]
+
+    return known
+
+
+@in_numbers
 def latency_observations(trial: Trial) -> list[Observation]:
     done = trial.completions
     columns = RequestColumns(done)
@@ -132,6 +149,7 @@ def time_words(whole: str, first_token: str) -> str:
     return whole if first_token in (whole, "missing") else f"{whole}, first token {first_token}"
 
 
+@in_numbers
 def load_observations(trial: Trial) -> list[Observation]:
     """Under load: the wait before the engine takes a request, TTFT with that wait, and the share of the window in which
     the engine worked. Empty where requests do not arrive by themselves."""
@@ -159,6 +177,7 @@ def load_observations(trial: Trial) -> list[Observation]:
     ]
 
 
+@in_numbers
 def energy_observations(trial: Trial) -> list[Observation]:
     """Rows of each meter's total. Components of a meter are in the store; they are parts of the total."""
     totals = [r for r in trial.energy if r.component == "total"]
@@ -188,10 +207,11 @@ def accuracy_observations(trial: Trial) -> list[Observation]:
 
 
 def no_number(metric: str, value: float) -> str:
-    """Why a score is none: where every answer of a sample has a probability of 0, tasks divide 0 by 0."""
+    """Why a figure is none. Of a score: where every answer of a sample has a probability of 0, tasks divide 0 by 0."""
     return f"{metric} came out as {value}, which is no number to go by"
 
 
+@in_numbers
 def technique_observations(trial: Trial) -> list[Observation]:
     counters = trial.counters
     if counters is None:

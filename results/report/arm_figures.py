@@ -178,7 +178,10 @@ class ArmFigures:
         """Read once: a trial counts in its workload, and in all of them together."""
         key = (trial.trial_id, quantity, phase)
         if key not in self._amounts:
-            self._amounts[key] = _seconds(trial, phase) if quantity == "time" else _joules(trial)
+            amount = _seconds(trial, phase) if quantity == "time" else _joules(trial)
+            if amount.value is not None and not math.isfinite(amount.value):
+                amount = replace(amount, value=None, reason=no_number(quantity, amount.value))
+            self._amounts[key] = amount
         return self._amounts[key]
 
     def _outside_share(self, cells: Sequence[Cell]) -> float | None:

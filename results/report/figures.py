@@ -6,6 +6,7 @@ meet in a picture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,8 @@ def _example_trial(
         for trial in usable(trials[cell.cell_id]):
             if not trial.energy or not any(column_of(trial.completions, "token_times_s")):
                 continue
+            if not all(map(_is_timed, _shown_requests(trial.completions))):
+                continue
             traces = [t for t in traces_of(run, trial).traces if t.method != "relative gauge" and len(t.times_s) >= 2]
             if traces:
                 return cell, trial, traces
@@ -153,6 +156,12 @@ def _power_numbers(traces: Sequence[PowerTrace], start_s: float, end_s: float) -
         rows.append((*told, trace.method))
     note = "joulebench export writes every reading of every trial, into traces.parquet."
     return Numbers(("Component", "Points drawn", "Least, W", "Most, W", "Method"), tuple(rows), note)
+
+
+def _is_timed(completion: Completion) -> bool:
+    """Whether all its times are numbers."""
+    times_s = (completion.start_s, completion.prefill_end_s, completion.end_s, *completion.token_times_s)
+    return all(map(math.isfinite, times_s))
 
 
 def _shown_requests(completions: Sequence[Completion]) -> list[Completion]:

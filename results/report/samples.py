@@ -107,5 +107,5 @@ def _answer(answer: Answer, arm: Arm, judged: frozenset[str]) -> dict[str, Any]:
         "tokens": f"{answer.prompt_tokens} + {answer.generated_tokens}",
         "joules": joules,
         "why": why,
-        "time": format_quantity(answer.e2e_s, "s"),
+        "time": "missing" if answer.e2e_s is None else format_quantity(answer.e2e_s, "s"),
     }
