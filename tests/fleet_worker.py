@@ -63,7 +63,7 @@ class PhoneSide:
             Answer(lease_id=task.lease_id, process_id=PROCESS_ID, trial=trial, samples=asked, device_lost=device_lost)
         )
 
-    def close(self) -> None:
+    def close(self, is_over: bool) -> None:
         """Nothing is open."""
 
 

@@ -30,7 +30,7 @@ class HeldSide:
     def answer(self, content: bytes, say: Say) -> Held:
         return Held(content.decode(), b"answer")
 
-    def close(self) -> None:
+    def close(self, is_over: bool) -> None:
         """Nothing is open."""
 
 

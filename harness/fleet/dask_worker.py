@@ -52,7 +52,9 @@ class Side(Protocol):
     """What answers messages here: `harness.fleet.worker_side.WorkerSide`."""
 
     def answer(self, content: object, say: Say) -> bytes: ...
-    def close(self) -> None: ...
+    def close(self, is_over: bool) -> None:
+        """is_over: the run has all of its trials."""
+        ...
 
 
 _side: list[Side] = []
@@ -150,7 +152,7 @@ def main(side: Side) -> None:
     tempfile.tempdir = asked.folder
     when_parent_ends(lambda: _end_with_join(asked.folder))
     code = asyncio.run(work(asked))
-    side.close()
+    side.close(is_over=code == 0)
     sys.stdout.flush()
     os._exit(code)  # a trial of a coordinator that was lost may still run in its thread
 

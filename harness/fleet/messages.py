@@ -55,6 +55,8 @@ class Task(Record):
     """The coordinator's version."""
     plan: PlanSent
     device: str
+    run_id: str = ""
+    """Empty before the run is begun. Another run of the same plan has its own trials."""
     lease_id: str = ""
     cell_id: str = ""
     repeat: int = 0

@@ -97,6 +97,7 @@ class FleetRun:
 
     def _loop(self, store: Store, work: PlanWork, coordinator: Coordinator) -> None:
         queue = TrialQueue(work.orders(), Finished(store.finished()), work.enough, most_losses=self._most_losses)
+        work.run_id = store.info().run_id
         coordinator.begin(store, queue)
         self._n_before, self._begun_s = coordinator.n_done, time.monotonic()
         if coordinator.n_done:

@@ -52,6 +52,8 @@ class PlanWork:
         """before: trials that a run which goes on has; those of a plan without a stopping rule need not be given."""
         self._plan = plan
         self._sent = sent
+        self.run_id = ""
+        """Once the run is begun."""
         self._cells = {c.cell.cell_id: c for c in plan.cells}
         self._version = importlib.metadata.version("joulebench")
         self.n_trials = sum(rule_of(plan, c).max_repeats for c in plan.cells)
@@ -93,7 +95,8 @@ class PlanWork:
         return cell.workload, cell.model
 
     def description_asked(self, device: str) -> bytes:
-        return packed(Task(kind="describe", joulebench=self._version, plan=self._sent, device=device))
+        asked = Task(kind="describe", joulebench=self._version, plan=self._sent, device=device, run_id=self.run_id)
+        return packed(asked)
 
     def task(self, lease: Lease, process_id: str, wants_samples: bool) -> bytes:
         return packed(
@@ -102,6 +105,7 @@ class PlanWork:
                 joulebench=self._version,
                 plan=self._sent,
                 device=lease.device,
+                run_id=self.run_id,
                 lease_id=lease.lease_id,
                 cell_id=lease.cell_id,
                 repeat=lease.repeat,

@@ -1,4 +1,5 @@
-"""What a worker does with a message: it describes its machine, or runs one trial. It stores nothing."""
+"""What a worker does with a message: it describes its machine, or runs one trial, which it keeps until it is asked for
+the next."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.fleet.kept import KeptTrial
 from harness.fleet.messages import Answer, AskedSamples, Description, MessageError, PlanSent, Task, packed, unpacked
+from harness.state import state_folder
 
 if TYPE_CHECKING:
     from harness.attempts import Attempts
@@ -45,6 +48,8 @@ class WorkerSide:
 
     def __init__(self) -> None:
         self._own: OwnRun | None = None
+        self._kept: KeptTrial | None = None
+        """Of the run that asked last."""
         self._one_at_a_time = threading.Lock()
         """A worker that has lost its coordinator may still run a trial when the next one asks."""
 
@@ -54,12 +59,20 @@ class WorkerSide:
         with self._one_at_a_time, _saying(say) as now_doing:
             try:
                 own = self._run_of(task)
+                kept = self._kept = KeptTrial(state_folder(), task.run_id, task.device) if task.run_id else None
                 if task.kind == "describe":
                     return own.description()
+                if kept is not None and (again := kept.again(task, PROCESS_ID)) is not None:
+                    return again
                 answer, traces = own.trial(task, now_doing)
+                content = packed(answer, traces)
                 if answer.device_lost:
-                    self.close()  # it is described again, and opened for that, before it is given another trial
-                return packed(answer, traces)
+                    self._close_run()  # it is described again, and opened for that, before it is given another trial
+                    return content
+                if kept is not None:
+                    kept.keep(task, content)
+                own.cool_down(answer, now_doing)
+                return content
             except RefusedError as error:
                 if task.kind == "describe":
                     return packed(Description(process_id=PROCESS_ID, host=platform.node(), refused=error.reasons))
@@ -72,14 +85,31 @@ class WorkerSide:
         if task.kind == "trial" and task.process_id != PROCESS_ID:
             raise RefusedError(("another worker of this device was described; two offer it, end one",))
         if self._own is None or self._own.sent != task.plan or self._own.device != task.device:
-            self.close()
+            self._close_run()
             self._own = OwnRun(task.plan, task.device)
         return self._own
 
-    def close(self) -> None:
+    def _close_run(self) -> None:
         if self._own is not None:
             self._own.close()
             self._own = None
+
+    def close(self, is_over: bool) -> None:
+        """A trial that runs is finished and kept, unless the run has all of its trials."""
+        if is_over:
+            self._close_run()
+            if self._kept is not None:
+                self._kept.forget()
+            return
+        with self._one_at_a_time:
+            self._close_run()
+            path = None if self._kept is None else self._kept.path()
+        if path is not None:
+            log.warning(
+                "%s keeps the last trial, which the fleet may not have: go on with `joulebench fleet start --resume`,"
+                " and join it from here",
+                path,
+            )
 
 
 class OwnRun:
@@ -181,11 +211,15 @@ class OwnRun:
             heat=trial.heat,
             samples=() if samples is None else (AskedSamples(workload=asked[0], model=asked[1], samples=samples),),
         )
-        if trial.status == "ok":
-            if self._plan.protocol.cooldown_s:
-                now_doing("cools down")
-            self._attempts.cool_down(cell_plan)
         return answer, traces
+
+    def cool_down(self, answer: Answer, now_doing: Say) -> None:
+        """After a trial that ran."""
+        if answer.trial is None or answer.trial.status != "ok" or self._attempts is None:
+            return
+        if self._plan.protocol.cooldown_s:
+            now_doing("cools down")
+        self._attempts.cool_down(self._cells[answer.trial.cell_id])
 
     def _refuse_changed_inputs(self) -> None:
         self._parts.watch.add_read_later(self._parts.data_files)
