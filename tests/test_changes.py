@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.history.changes import LEAST_SEGMENT, Levels, find_levels
+from results.history.changes import Levels, find_levels
+from results.history.places import LEAST_SEGMENT
 
 STEP, NOISE, N_RUNS = 0.01, 0.003, 60
 

@@ -10,7 +10,7 @@ the run itself tells it. s: what runs of the same thing scatter beyond that. A p
     test       the part before the split and the part behind it, by t of their weighted means, with the scatter of both
                pooled. p counts every place where a split could have been (Bonferroni). Where that decides nothing, the
                points of the stretch are shuffled: the share of shufflings whose largest Q is as large. Below `P_VALUE`
-               it is a change.
+               it is a change. They are `SHUFFLES` at most, and the first whose Q is as large ends it.
     merge      once all splits are found, neighbours that do not differ at `P_VALUE` become one again, weakest first.
 
 A change within `LEAST_SEGMENT` points of either end of a series can't be found: so the ends are unsure.
@@ -27,13 +27,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from results.history.places import LEAST_SEGMENT, P_VALUE, Places
+
 Array = NDArray[np.float64]
 
-P_VALUE: Final = 0.001
-LEAST_SEGMENT: Final = 4
 LEAST_POINTS: Final = 2 * LEAST_SEGMENT
 """Fewer hold no change that could be found."""
-SHUFFLES: Final = 1999
 MOST_POINTS: Final = 400
 """The last ones of a longer series are looked at: every pair of them is."""
 ROUNDING: Final = 1e-6
@@ -88,11 +87,14 @@ def find_levels(values: Sequence[float] | Array, errors: Sequence[float] | Array
     if len(x) > MOST_POINTS:
         raise ValueError(f"{len(x)} points: give the last {MOST_POINTS}")
     # The scatter decides the weights, and steps must not be in it: twice, the second time within what was found.
-    ends = [len(x)]
+    ends, before = [len(x)], None
     for _ in range(2):
         scatter = _scatter_within(x, own, ends) if len(ends) > 1 else _scatter_of_neighbours(x, own)
         weights = 1.0 / (own**2 + max(scatter, ROUNDING) ** 2)
-        ends = _merged(x, weights, [*sorted(_splits(x, weights, 0, len(x), np.random.default_rng(seed))), len(x)])
+        # Weights that are all so much larger change neither the largest Q's place nor its rank nor p.
+        if before is None or not np.allclose(weights / weights[0], before / before[0], rtol=1e-12, atol=0.0):
+            ends = _merged(x, weights, [*sorted(_splits(x, weights, 0, len(x), np.random.default_rng(seed))), len(x)])
+        before = weights
     return _levels(x, own, weights, ends, _scatter_within(x, own, ends))
 
 
@@ -175,51 +177,19 @@ def _splits(x: Array, weights: Array, a: int, b: int, rng: np.random.Generator) 
     if b - a < LEAST_POINTS:
         return
     part, own = x[a:b], weights[a:b]
-    q, split, end = _largest_q(part, own)
+    places = Places(part, own)
+    q, split, end = places.best()
     if not q > 0:
         return
     n_places = (b - a) * (b - a - 1) / 2
     p = _p_between(part, own, 0, split, end)
     if p > P_VALUE:
         return
-    if p * n_places >= P_VALUE and not _is_rare(part, own, q, rng):
+    if p * n_places >= P_VALUE and not places.is_rare(q, split, end, rng):
         return
     yield a + split
     yield from _splits(x, weights, a, a + split, rng)
     yield from _splits(x, weights, a + split, b, rng)
-
-
-def _largest_q(x: Array, weights: Array) -> tuple[float, int, int]:
-    """(Q, t, k) of the best split of a stretch from 0."""
-    n = len(x)
-    sums = np.zeros((n + 1, n + 1))
-    distances = np.abs(x[:, None] - x[None, :]) * (weights[:, None] * weights[None, :])
-    np.cumsum(np.cumsum(distances, axis=0), axis=1, out=sums[1:, 1:])
-    total = np.concatenate([[0.0], np.cumsum(weights)])
-    # t down, k across.
-    t, k = np.arange(LEAST_SEGMENT, n - LEAST_SEGMENT + 1)[:, None], np.arange(LEAST_POINTS, n + 1)[None, :]
-    first, second = total[t], total[k] - total[t]
-    inside = sums[t, t]
-    across = sums[t, k] - inside
-    behind = sums[k, k] - sums[t, k] - across
-    with np.errstate(divide="ignore", invalid="ignore"):
-        apart = 2 * across / (first * second) - inside / first**2 - behind / second**2
-        q = np.where(k - t >= LEAST_SEGMENT, first * second / (first + second) * apart, -np.inf)
-    best = int(np.argmax(q))
-    row, column = divmod(best, q.shape[1])
-    return float(q[row, column]), int(t[row, 0]), int(k[0, column])
-
-
-def _is_rare(x: Array, weights: Array, q: float, rng: np.random.Generator) -> bool:
-    """Whether fewer than `P_VALUE` of all shufflings have so large a Q."""
-    most = int(P_VALUE * (SHUFFLES + 1)) - 1
-    found = 0
-    for _ in range(SHUFFLES):
-        order = rng.permutation(len(x))
-        found += _largest_q(x[order], weights[order])[0] >= q
-        if found > most:
-            return False
-    return (1 + found) / (1 + SHUFFLES) < P_VALUE
 
 
 def _p_between(x: Array, weights: Array, a: int, t: int, b: int) -> float:

@@ -26,10 +26,11 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from results.history.changes import LEAST_POINTS, LEAST_SEGMENT, MOST_POINTS, P_VALUE, ROUNDING, Levels, Segment
+from results.history.changes import LEAST_POINTS, MOST_POINTS, ROUNDING, Levels, Segment
 from results.history.copies import copies_told, without_copies
 from results.history.index import History, HistoryError
 from results.history.marks import baseline_runs
+from results.history.places import LEAST_SEGMENT, P_VALUE
 from results.history.points import CellPoint, Figure, RunPoint
 from results.history.regress_notes import not_judged, notes_of
 from results.history.series import Series, anchored, same_way, series_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from results.history.changes import LEAST_SEGMENT
 from results.history.index import History
+from results.history.places import LEAST_SEGMENT
 from results.history.points import RunPoint
 
 if TYPE_CHECKING:

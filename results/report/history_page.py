@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
-from results.history.changes import LEAST_SEGMENT
 from results.history.copies import without_copies
 from results.history.index import History
 from results.history.otherwise import Changed, otherwise_than_before
+from results.history.places import LEAST_SEGMENT
 from results.history.points import METRICS, CellPoint, Figure, RunPoint
 from results.history.series import Point, Series, series_of
 from results.history.unlike import unlike_runs

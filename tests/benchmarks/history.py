@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from results.history.changes import LEAST_SEGMENT, find_levels
+from results.history.changes import find_levels
+from results.history.places import LEAST_SEGMENT
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
 from tests.command import EXECUTABLE
 from tests.histories import made_trial, write_run
