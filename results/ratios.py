@@ -70,7 +70,7 @@ def ratio_of_means(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
         )
         v_dd, over_freedom = v_dd + variance, over_freedom + variance**2 / (len(arm) - 1)
     if math.sqrt(v_dd) <= SAME * abs(total):
-        return replace(found, reason=f"all {n} pairs have the same ratio: no scatter to judge by")
+        return replace(found, reason=f"the {n} pairs do not scatter around their ratio: nothing to judge by")
     t2 = float(stdtrit(v_dd**2 / over_freedom, 0.5 + CONFIDENCE / 2)) ** 2
     square, half, constant = base_total**2 - t2 * v_bb, total * base_total - t2 * v_ab, total**2 - t2 * v_aa
     inside = half**2 - square * constant

@@ -47,7 +47,10 @@ def test_workloads_add_up() -> None:
     ("arm", "base", "reason"),
     [
         ([1.0], [2.0], "n = 1"),
-        ([1.0, 2.0], [2.0, 4.0], "the same ratio"),
+        ([1.0, 2.0], [2.0, 4.0], "2 pairs do not scatter around their ratio"),
+        # No pair has the ratio of another: one alone decides, or the arm has 0 wherever the baseline has something.
+        ([0.4, 9e-22], [0.1, 3e-21], "2 pairs do not scatter around their ratio"),
+        ([0.0, 0.0], [0.25, 0.0], "2 pairs do not scatter around their ratio"),
         ([1.0, 1.1], [0.01, 2.0], "scatters too widely"),
         ([1.0, 1.1], [0.0, 0.0], "baseline's mean is 0"),
     ],
