@@ -17,11 +17,16 @@ from devices.base import DeviceError, MeterUnavailableError
 from devices.meters.rapl import RaplMeter
 from results.energy import energy_between
 from tests.fakes.powercap import WRAP_UJ, Powercap
+from tests.fakes.stepped_clock import stepped
 from tests.meter_windows import CLOCK, measure, read_on_grid, sleep, total
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits, and none is late."""
+    monkeypatch.setattr(Powercap, "by_steps", stepped(monkeypatch.setattr))
 
 
 @pytest.fixture
@@ -291,6 +296,7 @@ def test_meter_that_failed_to_start_is_not_running(laptop: Powercap) -> None:
 def test_meter_runs_window_after_window_but_not_two_at_once(laptop: Powercap) -> None:
     meter = rapl(laptop)
     first, *_ = measure(meter, sleep(0.05))
+    time.sleep(0.001)
     meter.start()
     with pytest.raises(DeviceError, match="already running"):
         meter.start()

@@ -20,8 +20,13 @@ for name in [name for name in os.environ if name.endswith("_VISIBLE_DEVICES")]:
 """
 
 STEPPED = """
+import os
 from tests.fakes.stepped_clock import stepped
 time_by_steps = stepped()
+def tell():
+    os.environ["FAKE_NVML_NOW_S"] = repr(time_by_steps.now_s())
+time_by_steps.each_step.append(tell)
+tell()
 """
 
 SET_STATE = """

@@ -7,8 +7,10 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from devices.clock import MonotonicClock
+from tests.fakes.stepped_clock import SteppedClock
 
 WRAP_UJ = 262_143_328_850
 """What Intel servers state in max_energy_range_uj."""
@@ -21,6 +23,9 @@ class Powercap:
     renewal_s: how often; values are those of the tick, as a slow counter shows them. Who reads by `clock` sees the last
     tick, also where the machine held up the thread that renews the files.
     """
+
+    by_steps: ClassVar[SteppedClock | None] = None
+    """Where time is stepped, counters follow each step, and no thread is needed."""
 
     def __init__(self, root: Path, renewal_s: float = RENEWAL_S) -> None:
         self.root = root
@@ -68,12 +73,16 @@ class Powercap:
 
     def __enter__(self) -> Powercap:
         self._started_s = time.monotonic()
-        self._thread.start()
+        if self.by_steps is None:
+            self._thread.start()
+        else:
+            self.by_steps.each_step.append(self.renew)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._started_s = None
 
     def renew(self) -> None:

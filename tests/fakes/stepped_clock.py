@@ -1,13 +1,12 @@
-"""Time that passes only where the main thread waits, for a process whose meters are read by samplers on threads.
+"""Time that passes only where the test's own thread waits, for meters that are read by samplers on theirs.
 
-No second is waited for, and a busy machine is late for nothing: a sampler's deadline comes at its time, and the main
-thread goes on when all samplers wait for their next. Readings take no time.
+No second is waited for, and a busy machine is late for nothing: a sampler's deadline comes at its time, and the test
+goes on when all samplers wait for their next. Readings take no time.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from typing import Any
 import devices.meters.polled
 from devices.sampler import Sampler
 
-NOW = "FAKE_NVML_NOW_S"
-"""Of the environment: what a library of ours takes for the time (`nvml.c`)."""
 BEGUN_S = 1000.013
 """Between two ticks of any counter."""
 
@@ -25,11 +22,14 @@ BEGUN_S = 1000.013
 class SteppedClock:
     def __init__(self) -> None:
         self._now_s = 0.0
+        self._stepping = threading.current_thread()
         self._changed = threading.Condition()
         self._parked: dict[threading.Thread, float] = {}
         """Threads that wait, each with the time until when."""
         self._later: list[tuple[float, Callable[[], object]]] = []
         self.samplers: list[threading.Thread] = []
+        self.each_step: list[Callable[[], object]] = []
+        """What shows the new time: files of counters, what a library is told."""
         self._set(BEGUN_S)
 
     def now_s(self) -> float:
@@ -47,7 +47,7 @@ class SteppedClock:
 
     def wait(self, seconds: float, is_over: Callable[[], bool]) -> None:
         until_s = self._now_s + max(0.0, seconds)
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is self._stepping:
             self._step(until_s, is_over)
         else:
             self._park(until_s, is_over)
@@ -88,7 +88,8 @@ class SteppedClock:
     def _set(self, now_s: float) -> None:
         # Whole nanoseconds, as clocks count, and none too early for whoever waits.
         self._now_s = math.ceil(now_s * 1e9) / 1e9
-        os.environ[NOW] = repr(self._now_s)
+        for show in self.each_step:
+            show()
 
 
 class _SteppedEvent(threading.Event):
@@ -105,8 +106,11 @@ class _SteppedEvent(threading.Event):
         return self.is_set()
 
 
-def stepped() -> SteppedClock:
-    """From now on time is that of this clock for all of this process that asks `time` for it."""
+def stepped(put: Callable[[Any, str, Any], None] = setattr) -> SteppedClock:
+    """From now on time is that of this clock for all of this process that asks `time` for it.
+
+    put: `MonkeyPatch.setattr`, where time shall be real again after a test.
+    """
     clock = SteppedClock()
 
     class SteppedSampler(Sampler):
@@ -120,6 +124,7 @@ def stepped() -> SteppedClock:
             clock.samplers.append(self._thread)
             super().start()
 
-    time.monotonic, time.monotonic_ns, time.sleep = clock.now_s, clock.now_ns, clock.sleep
-    devices.meters.polled.Sampler = SteppedSampler  # type: ignore[misc]
+    for name, own in (("monotonic", clock.now_s), ("monotonic_ns", clock.now_ns), ("sleep", clock.sleep)):
+        put(time, name, own)
+    put(devices.meters.polled, "Sampler", SteppedSampler)
     return clock
