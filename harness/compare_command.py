@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.interrupts import raise_in_command
-from harness.regress_command import EXIT_WORSE, Allow, CsvFile, HtmlFile, allowed, write_files
+from harness.regress_command import EXIT_WORSE, Allow, CsvFile, HtmlFile, allowed, check_files, write_files
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_NONE_USABLE,
@@ -45,6 +45,7 @@ def compare(
 ) -> None:
     """Compare two runs, arms or machines. Ends with 1 where B is worse for certain."""
     raise_in_command()
+    check_files(csv, html)
     kinds = allowed(allow or ())
     try:
         from results.history.comparison import CompareError

@@ -15,6 +15,7 @@ from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_NOT_WRITTEN,
     AsJson,
+    check_file,
     console_of,
     end_interrupted,
     fail,
@@ -69,6 +70,7 @@ def lint_packages(
     """
     quiet_libraries()
     raise_in_command()
+    check_file("--csv", csv, ".csv")
     from engines.coreml.lint import lint_folder
 
     with told_ends("nothing was written"), console_of(stderr=True).status("reading packages"):

@@ -18,6 +18,7 @@ from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_NOT_WRITTEN,
     AsJson,
+    check_file,
     console_of,
     end_interrupted,
     fail,
@@ -57,6 +58,7 @@ def history(
 ) -> None:
     """List the runs of a folder, the newest last, or draw their figures over time."""
     raise_in_command()
+    check_file("--html", html, ".html")
     try:
         with opened(directory) as found:
             runs = chosen(found, plan or (), device or (), last)

@@ -17,6 +17,7 @@ from harness.terminal import (
     EXIT_NONE_USABLE,
     EXIT_NOT_WRITTEN,
     AsJson,
+    check_file,
     console_of,
     end_interrupted,
     fail,
@@ -75,6 +76,7 @@ def regress(
     from results.history.regress import regress as judge
 
     raise_in_command()
+    check_files(csv, html)
     asked = Asked(anchor, ALLOWED | allowed(allow or ()), least / 100, most_noise / 100, tuple(metric or ()))
     try:
         with opened(directory) as found:
@@ -97,6 +99,14 @@ def regress(
         why = Counter(one.reason for one in judgement.counted).most_common(1)
         most = why[0][0] if why else "only the anchor is there"
         fail(f"nothing can be said of any figure; most often: {most}", EXIT_NONE_USABLE)
+
+
+def check_files(csv: Path | None, html: Path | None) -> None:
+    """Ends the command where one would replace the other, or a file of another kind."""
+    check_file("--csv", csv, ".csv")
+    check_file("--html", html, ".html")
+    if csv is not None and csv == html and (csv.is_file() or not csv.exists()):
+        fail(f"--csv {csv}: is --html too; name two files", EXIT_BAD_PLAN)
 
 
 def write_files(found: T, csv: tuple[Path | None, Write[T]], html: tuple[Path | None, Write[T]]) -> None:

@@ -46,6 +46,9 @@ NAMES = ("arm", "workload", "device", "figure")
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
 
+FILE_KINDS = (".csv", ".gz", ".html", ".json", ".jsonl", ".parquet", ".safetensors", ".sqlite", ".toml", ".zip")
+"""Endings of files that are not replaced by one of another kind."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -187,6 +190,12 @@ def check_out(folder: Path) -> None:
         check_folder(folder)
     except OSError as error:
         fail_unwritten(folder, error)
+
+
+def check_file(option: str, path: Path | None, kind: str) -> None:
+    """Ends a command whose output, a file of this kind (".csv"), would replace a plan or the store of a run."""
+    if path is not None and path.suffix.lower() in {*FILE_KINDS} - {kind} and path.is_file():
+        fail(f"{option} {path}: is there, and its name is of no {kind} file; name another file", EXIT_BAD_PLAN)
 
 
 def fail_unwritten(folder: Path, error: OSError) -> NoReturn:

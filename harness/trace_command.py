@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, fail, fail_each, print_rows
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, check_file, fail, fail_each, print_rows
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def trace(
     from results.trace_files import TraceFileError
     from results.tracks import THREADS, timelines
 
+    check_file("--out", out, ".json")
     try:
         with Store.view(directory) as store:
             run = store.data()

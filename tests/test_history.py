@@ -215,6 +215,7 @@ def test_trials_that_failed_or_are_marked_are_counted_and_in_no_mean(tmp_path: P
         (("{}", "--plan", "other"), "--plan other: no run of"),
         (("{}", "--device", "phone"), "it has host"),
         (("{}", "--html", "{}/run000/run.sqlite/page.html"), "cannot be written"),
+        (("{}", "--html", "{}/run000/run.sqlite"), "run.sqlite: is there, and its name is of no .html file"),
     ],
 )
 def test_bad_input_is_one_line(runs: Path, arguments: tuple[str, ...], said: str) -> None:

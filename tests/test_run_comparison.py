@@ -260,6 +260,25 @@ def test_a_run_of_failures_alone_compares_with_nothing_and_is_no_error(tmp_path:
     assert table.read_text("utf-8").startswith("verdict,arm,workload,device,metric,")
 
 
+def test_no_table_takes_the_place_of_a_plan_or_of_a_run_or_of_its_page(tmp_path: Path) -> None:
+    """The store of a run was gone by one word too many."""
+    first, second = (str(written(tmp_path / name, times(1.0, i))) for i, name in enumerate("ab"))
+    plan, store, both = tmp_path / "my.toml", tmp_path / "a" / "run.sqlite", tmp_path / "both.html"
+    plan.write_text("schema = 1")
+    before = store.read_bytes()
+    for words, told in (
+        (["--csv", str(store)], f"--csv {store}: is there, and its name is of no .csv file; name another file"),
+        (["--html", str(plan)], f"--html {plan}: is there, and its name is of no .html file; name another file"),
+        (["--csv", str(both), "--html", str(both)], f"--csv {both}: is --html too; name two files"),
+    ):
+        for command in (["compare", first, second], ["regress", "--baseline", "x", str(tmp_path)]):
+            done = joulebench(*command, *words)
+            assert (done.code, done.stderr) == (2, f"error: {told}\n")
+    done = joulebench("trace", first, "--cell", "c1", "--out", str(store))
+    assert (done.code, "its name is of no .json file" in done.stderr) == (2, True)
+    assert (plan.read_text(), store.read_bytes(), both.exists()) == ("schema = 1", before, False)
+
+
 def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:
     first = written(tmp_path / "a", times(1.0, 0), arm="one")
     second = written(tmp_path / "b", times(1.0, 0), arm="two")
