@@ -11,7 +11,7 @@ from results.environments import BUILD_DIGITS, Build, PhaseThreads, Road
 
 if TYPE_CHECKING:
     from engines.model.accelerator import Backend, DeviceType
-    from engines.model.quantised import Arithmetic
+    from engines.model.quantised import Arithmetic, AttentionArithmetic
 
 Decoding = Literal["fused", "layer by layer", "plan by plan"]
 """A step is one call of the kernels; each layer's experts are; or each layer waits until its plan is made."""
@@ -43,6 +43,7 @@ def road(
     n_threads: int,
     phases: tuple[PhaseThreads | None, PhaseThreads | None] = (None, None),
     rounds_inputs: Arithmetic | None = None,
+    attention_rounded_to: AttentionArithmetic | None = None,
 ) -> Road:
     """Of an engine. prefilled: how its steps that read prompts computed experts. decoded: how each of its steps was
     computed that gave a token. phases: the threads of prefill and of decoding, where they were chosen apart."""
@@ -58,6 +59,7 @@ def road(
         dtype="float32" if backend is None else str(backend.dtype).removeprefix("torch."),
         rounds_inputs=rounds_inputs is not None,
         rounded_to="bf16" if rounds_inputs == "bf16" else "int8",
+        attention_rounded_to="bf16" if attention_rounded_to == "bf16" else None,
         n_threads=n_threads,
         prefill_threads=phases[0],
         decoding_threads=phases[1],

@@ -34,14 +34,16 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
         return _why_not_there(engine, device)
     if device.is_phone:
         return "joulebench's own engine computes on this host"
-    if device.computes != "cpu" and engine.quantise.arithmetic != "fp32":
-        asked = f"{engine.quantise.arithmetic} arithmetic is of this host's CPU"
-        return f"{asked}, and weights are widened elsewhere; leave quantise.arithmetic out"
+    rounding = engine.quantise.rounding
+    keys = " and ".join(f"quantise.{key}" for key in rounding)
+    if device.computes != "cpu" and rounding:
+        asked = f"{' and '.join(dict.fromkeys(rounding.values()))} arithmetic is of this host's CPU"
+        return f"{asked}, and weights are widened elsewhere; leave {keys} out"
     if not device.is_modelled:
-        reason = lacks_bf16() if engine.quantise.arithmetic == "bf16" else None
-        return None if reason is None else f"{reason}; leave quantise.arithmetic out"
-    if engine.quantise.arithmetic != "fp32":
-        return "a modelled device prices arithmetic of two bytes a value, so quantise.arithmetic is for the host"
+        reason = lacks_bf16() if "bf16" in rounding.values() else None
+        return None if reason is None else f"{reason}; leave {keys} out"
+    if rounding:
+        return f"a modelled device prices arithmetic of two bytes a value, so {keys} is for the host"
     if engine.quantise.asked and not plays:
         return "a modelled device prices weights of two bytes, so quantise is for the host"
     if engine.max_batch > 1:

@@ -226,8 +226,9 @@ def _forms(weights: str) -> Quantisation:
     from engines.pricing.model_shape import WeightBits
 
     table = table_of(weights, WeightBits._fields)
-    if "arithmetic" in table:
-        raise ValueError("arithmetic: no sheet has prices for it; leave it out")
+    for key in ("arithmetic", "attention_arithmetic"):
+        if key in table:
+            raise ValueError(f"{key}: no sheet has prices for it; leave it out")
     return quantisation_of(table)
 
 

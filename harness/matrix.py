@@ -167,7 +167,7 @@ def _computed_by(engine: AnyEngineSpec, model: AnyModelSpec, device: DeviceSpec)
             **({"reuse_prefix": True} if engine.reuse_prefix else {}),
             **({"decoding": engine.decoding} if engine.decoding is not None else {}),
             **engine.quantise.asked,
-            **({"arithmetic": engine.quantise.arithmetic} if engine.quantise.arithmetic != "fp32" else {}),
+            **engine.quantise.rounding,
             **settings,
         },
     }

@@ -277,7 +277,7 @@ def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_p
     route = technique.choices.route if isinstance(technique, Composed) else None
     if isinstance(route, PredictedParameters) and (reason := why_not(facts.config)) is not None:
         yield f"engine {engine.label}: technique {technique.technique} predicts experts: {reason}"
-    if engine.spec.quantise.asked:
+    if engine.spec.quantise.asked or engine.spec.quantise.rounding:
         try:
             check_quantisation(facts.config, engine.spec.quantise)
         except EngineError as error:

@@ -45,8 +45,8 @@ def is_lossless(plan: CellPlan) -> bool:
     """Whether technique and weights leave the model's answers as they are: no matrix in another form than fp32's."""
     if not isinstance(plan.engine, EngineSpec):
         return False
-    forms = set(plan.engine.quantise.asked.values())  # int8 arithmetic is of narrow ones
-    return forms <= {"fp32"} and plan.engine.technique.lossless
+    quantise = plan.engine.quantise
+    return set(quantise.asked.values()) <= {"fp32"} and not quantise.rounds and plan.engine.technique.lossless
 
 
 def as_lossless(plan: CellPlan) -> CellPlan:

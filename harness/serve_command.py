@@ -71,7 +71,7 @@ def serve(
         quantise = _quantise(model, weights, arithmetic)
         engine = _engine(model, technique, profile, dtype, quantise, threads, chunk, reuse_prefix)
         computing = Computing(engine)
-        narrowed = quantise.asked | ({"arithmetic": quantise.arithmetic} if quantise.arithmetic != "fp32" else {})
+        narrowed = quantise.asked | quantise.rounding
         settings = narrowed | where_it_computes(threads)
         settings |= {"chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
         told = ", ".join(f"{key} {value}" for key, value in settings.items() if value not in (None, False))
@@ -155,8 +155,8 @@ def _quantise(model: str, weights: str | None, arithmetic: Arithmetic | None) ->
         found = quantisation_of(table)
     except ValueError as error:
         fail(f"{option}: {error}", EXIT_BAD_PLAN)
-    if found.arithmetic == "bf16" and (reason := lacks_bf16()) is not None:
-        fail(f"{option}: {reason}; leave arithmetic out", EXIT_BAD_PLAN)
+    if "bf16" in found.rounding.values() and (reason := lacks_bf16()) is not None:
+        fail(f"{option}: {reason}; leave {' and '.join(found.rounding)} out", EXIT_BAD_PLAN)
     check_quantisation(config, found, f"{option}: ")
     return found
 

@@ -127,6 +127,9 @@ class Road(Record):
     """Whether products took rounded inputs (`quantise.arithmetic`)."""
     rounded_to: Literal["int8", "bf16"] = "int8"
     """What to, where they did."""
+    attention_rounded_to: Literal["bf16"] | None = None
+    """What queries, keys, values and shares of more than one token were rounded to. None: nothing; or, in stores of
+    before, bf16 where products were and the matrices of attention are bf16."""
     n_threads: int
     """Of each process, the most in a phase."""
     threads_are_asked: bool = False

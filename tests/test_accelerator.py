@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from engines.dispatch import Routing
 from engines.errors import EngineError
 from engines.model.accelerator import Backend, StackedExperts, execute_stacked, find_backend, moved, synchronised
 from engines.model.architecture import GatedUnit
+from engines.model.attention import AttentionWeights
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
 from engines.model.transformer import Transformer
-from engines.model.weights import SparseWeights
+from engines.model.weights import LayerWeights, SparseWeights
 from engines.oracle import Oracle, mix_experts
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
@@ -278,6 +279,15 @@ def test_quantised_weights_are_widened_and_it_is_told(tmp_path: Path, caplog: py
     assert "72 quantised matrices widened to torch.float32 on cpu" in caplog.text, "3 layers x 8 experts x 3 matrices"
     difference = logits(ours, random_tokens(), [N_TOKENS]) - logits(Transformer(quantised), random_tokens(), [N_TOKENS])
     assert difference.abs().max() < 1e-4
+
+
+def test_attention_in_bf16_of_the_kernels_is_not_moved(checkpoint: Checkpoint) -> None:
+    layers = list[LayerWeights]()
+    for layer in checkpoint.weights.layers:
+        assert isinstance(layer.attention, AttentionWeights)
+        layers.append(replace(layer, attention=replace(layer.attention, arithmetic="bf16")))
+    with pytest.raises(EngineError, match=r"attention in bf16 is of the CPU, and .*; leave attention_arithmetic out"):
+        moved(replace(checkpoint.weights, layers=tuple(layers)), FP32_ON_CPU)
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,14 +11,23 @@ from torch import Tensor
 
 from engines.kernels import native, tables
 from engines.kernels.decoder import cache_table, chunk_table
-from engines.model.quantised import Arithmetic, Form, rounded, store
+from engines.model.quantised import Arithmetic, AttentionArithmetic, Form, rounded, store
 from engines.model.rope import turn
 from tests.kernel_forms import needs_bf16, needs_compiler, random, relative_error
 
 pytestmark = pytest.mark.numbers
 
-ARITHMETICS: dict[Form, Arithmetic] = {"fp32": "fp32", "bf16": "bf16"}
-by_form = pytest.mark.parametrize("form", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+ARITHMETICS: list[tuple[Form, Arithmetic, AttentionArithmetic]] = [
+    ("fp32", "fp32", "fp32"),
+    ("bf16", "bf16", "fp32"),
+    ("bf16", "bf16", "bf16"),
+    ("int8", "int8", "bf16"),
+    ("fp32", "fp32", "bf16"),
+]
+"""Of matrices: form and arithmetic; and of attention."""
+by_arithmetic = pytest.mark.parametrize(
+    "held", [pytest.param(held, marks=needs_bf16) if "bf16" in held else held for held in ARITHMETICS]
+)
 
 
 def attention_by_definition(
@@ -85,11 +96,21 @@ def test_attention_block_is_its_definition(
     assert keys[:, n_past + n_new :].isnan().all()
 
 
-def attended(cut: list[int], form: Form, window: int | None, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attended(
+    cut: list[int],
+    held: tuple[Form, Arithmetic, AttentionArithmetic],
+    window: int | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> Tensor:
     """What six heads of 16 find for tokens that come in pieces of `cut`, behind what is cached before them all."""
-    matrices = [store(torch.eye(rows, 96), form, ARITHMETICS[form]) for rows in (96, 32, 32, 96)]
+    form, of_products, of_attention = held
+    matrices = [store(torch.eye(rows, 96), form, of_products) for rows in (96, 32, 32, 96)]
     sinks = random(6, seed=4)
-    table = tables.attention_table(*matrices, (None,) * 4, None, sinks, 16, window, 0.25, neighbours=False)
+    table = tables.attention_table(
+        *matrices, (None,) * 4, None, sinks, 16, window, 0.25, neighbours=False, arithmetic=of_attention
+    )
     assert table is not None
     pieces, done, n_past = list[Tensor](), 0, keys.shape[1] - len(query)
     for n in cut:
@@ -100,24 +121,33 @@ def attended(cut: list[int], form: Form, window: int | None, query: Tensor, keys
 
 
 @needs_compiler
-@by_form
+@by_arithmetic
 @pytest.mark.parametrize("window", [None, 7, 100])
-def test_attention_is_the_same_however_a_prompt_is_cut(form: Form, window: int | None) -> None:
+def test_attention_is_the_same_however_a_prompt_is_cut(
+    held: tuple[Form, Arithmetic, AttentionArithmetic], window: int | None
+) -> None:
     query, (keys, values) = random(400, 96), (random(2, 430, 16, seed=1), random(2, 430, 16, seed=2))
-    whole = attended([400], form, window, query, keys, values)
-    assert torch.equal(attended([33, 90, 277], form, window, query, keys, values), whole)
+    whole = attended([400], held, window, query, keys, values)
+    assert torch.equal(attended([33, 90, 277], held, window, query, keys, values), whole)
 
 
 @needs_compiler
 @needs_bf16
 @pytest.mark.parametrize("window", [None, 7, 100])
-def test_attention_in_bf16_rounds_queries_keys_and_values_and_shares(window: int | None) -> None:
-    """What is rounded already comes to the same bits. Shares, and then what they give, lose up to 2^-8."""
+@pytest.mark.parametrize("of_products", ["fp32", "bf16"])
+def test_attention_in_bf16_rounds_queries_keys_and_values_and_shares(
+    of_products: Literal["fp32", "bf16"], window: int | None
+) -> None:
+    """What is rounded already comes to the same bits. Shares lose up to 2^-8, and what they give as much again where it
+    goes into a product of bf16."""
+    in_bf16, in_fp32 = (of_products, of_products, "bf16"), ("fp32", "fp32", "fp32")
     query, (keys, values) = random(400, 96), (random(2, 430, 16, seed=1), random(2, 430, 16, seed=2))
-    found = attended([400], "bf16", window, query, keys, values)
+    found = attended([400], in_bf16, window, query, keys, values)
     query, keys, values = (rounded(x, "bf16") for x in (query, keys, values))
-    assert torch.equal(found, attended([400], "bf16", window, query, keys, values))
-    exact = attended([400], "fp32", window, query, keys, values)
-    bound = attended([400], "fp32", window, query, keys, values.abs())  # the shares' sum of magnitudes
-    assert ((found - exact).abs() <= (2**-8 + 2**-8 + 2**-16) * bound + 1e-5).all()
+    assert torch.equal(found, attended([400], in_bf16, window, query, keys, values))
+    exact = attended([400], in_fp32, window, query, keys, values)
+    bound = attended([400], in_fp32, window, query, keys, values.abs())  # the shares' sum of magnitudes
+    lost = 2**-8 + 2**-8 + 2**-16 if of_products == "bf16" else 2**-8
+    assert ((found - exact).abs() <= lost * bound + 1e-5).all()
     assert not torch.equal(found, rounded(exact, "bf16"))
+    assert relative_error(found, exact.double()) > 1e-4

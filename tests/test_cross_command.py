@@ -140,10 +140,11 @@ def test_every_form_of_weights_can_be_asked_by_its_name(form: str) -> None:
     assert json.loads(by_name.stdout) == json.loads(by_table.stdout)
 
 
-def test_arithmetic_is_no_form_that_a_sheet_prices() -> None:
-    told = CliRunner().invoke(app, ["cross", "--weights", '{ experts = "int8", arithmetic = "int8" }'])
+@pytest.mark.parametrize("asked", ['arithmetic = "int8"', 'attention_arithmetic = "bf16"'])
+def test_arithmetic_is_no_form_that_a_sheet_prices(asked: str) -> None:
+    told = CliRunner().invoke(app, ["cross", "--weights", f'{{ experts = "int8", {asked} }}'])
     assert told.exit_code == 2
-    assert "arithmetic: no sheet has prices for it" in told.output
+    assert f"{asked.partition(' ')[0]}: no sheet has prices for it" in told.output
 
 
 def test_two_machines_of_one_name_are_refused_and_one_is_asked_once(tmp_path: Path) -> None:

@@ -90,6 +90,17 @@ NARROW = [
 ]
 
 
+@needs_bf16
+def test_attention_in_bf16_beside_products_in_int8_is_told_of_the_road() -> None:
+    quantise = Quantisation(experts="int8", attention="int8", arithmetic="int8", attention_arithmetic="bf16")
+    rounding, plain = (
+        engine(BUNDLED, "dropless", quantise=asked).take_road()
+        for asked in (quantise, quantise.model_copy(update={"attention_arithmetic": None}))
+    )
+    assert (plain.rounded_to, plain.attention_rounded_to) == ("int8", None)
+    assert (rounding.rounded_to, rounding.attention_rounded_to) == ("int8", "bf16")
+
+
 @pytest.mark.parametrize(("form", "arithmetic"), NARROW)
 @pytest.mark.parametrize("name", ["lru", "static"])
 def test_narrow_experts_go_through_slots_as_they_lie_in_memory(form: Form, arithmetic: Arithmetic, name: str) -> None:

@@ -74,7 +74,10 @@ from tests.plans import (
         ),
         (
             {"engine": [DROPLESS | {"quantise": {"embedding": "int8"}}]},
-            ["engine[0].quantise.embedding: unknown key", "known: arithmetic, attention, dense, experts, head"],
+            [
+                "engine[0].quantise.embedding: unknown key",
+                "known: arithmetic, attention, attention_arithmetic, dense, experts, head",
+            ],
         ),
         ({"engine": [DROPLESS | {"quantise": "int8"}]}, ["engine[0].quantise", "'int8'", "table"]),
         ({"schema": 9}, ["schema", "9", "reads schema 1"]),

@@ -112,25 +112,37 @@ def test_arithmetic_is_a_choice_of_the_plan_that_makes_another_cell() -> None:
     assert plain.cell.cell_id != rounded.cell.cell_id
 
 
+def test_arithmetic_of_attention_makes_another_cell_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.kernels.compile.has", lambda what: True)
+    narrow = DROPLESS | {"quantise": {"experts": "int8", "arithmetic": "int8"}}
+    rounding = {"name": "rounding", "quantise": narrow["quantise"] | {"attention_arithmetic": "bf16"}}
+    plain, rounded = build_plan(raw_plan(engine=[narrow, DROPLESS | rounding])).cells
+    assert rounded.cell.engine_parameters == plain.cell.engine_parameters | {"attention_arithmetic": "bf16"}
+    assert plain.cell.cell_id != rounded.cell.cell_id
+
+
 @pytest.mark.parametrize(("has_bf16", "planned"), [(True, {"plain", "rounding"}), (False, {"plain"})])
+@pytest.mark.parametrize("quantise", [{"experts": "bf16", "arithmetic": "bf16"}, {"attention_arithmetic": "bf16"}])
 def test_bf16_arithmetic_is_skipped_where_the_processor_has_none(
-    has_bf16: bool, planned: set[str], monkeypatch: pytest.MonkeyPatch
+    quantise: dict[str, str], has_bf16: bool, planned: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engines.kernels.compile.has", lambda what: has_bf16)
-    arm = DROPLESS | {"name": "rounding", "quantise": {"experts": "bf16", "arithmetic": "bf16"}}
+    arm = DROPLESS | {"name": "rounding", "quantise": quantise}
     plan = build_plan(raw_plan(engine=[DROPLESS | {"name": "plain"}, arm]))
     assert {c.cell.engine for c in plan.cells} == planned
-    assert ["lacks AVX-512 BF16" in line for line in plan.skipped] == ([] if has_bf16 else [True])
+    told = "lacks AVX-512 BF16; leave quantise." + next(key for key in quantise if "arithmetic" in key)
+    assert [told in line for line in plan.skipped] == ([] if has_bf16 else [True])
 
 
-def test_int8_arithmetic_stays_on_the_cpu_of_this_host() -> None:
-    arm = DROPLESS | {"quantise": {"experts": "int8", "arithmetic": "int8"}}
+@pytest.mark.parametrize("quantise", [{"experts": "int8", "arithmetic": "int8"}, {"attention_arithmetic": "bf16"}])
+def test_rounded_arithmetic_stays_on_the_cpu_of_this_host(quantise: dict[str, str]) -> None:
+    arm = DROPLESS | {"quantise": quantise}
     on_gpu = {"name": "host", "computes": "cuda"}
     plan = build_plan(raw_plan(engine=[DROPLESS | {"name": "plain"}, arm], device=[on_gpu, M2_ULTRA]))
     assert {c.cell.engine for c in plan.cells} == {"plain"}
     told = [line for line in plan.skipped if f": {arm['name']}: " in line]
     assert len(told) == 2
-    assert all("quantise.arithmetic" in line for line in told)
+    assert all(f"quantise.{[*quantise][-1]}" in line for line in told)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +150,8 @@ def test_int8_arithmetic_stays_on_the_cpu_of_this_host() -> None:
     [
         ({"experts": "int8", "arithmetic": "int4"}, "quantise.arithmetic"),
         ({"experts": "bf16", "arithmetic": "int8"}, 'arithmetic "int8" multiplies weights of int8'),
+        ({"attention_arithmetic": "int8"}, "quantise.attention_arithmetic"),
+        ({"experts": "int8", "attention_arithmetic": "fp32"}, 'attention_arithmetic "fp32" has no effect'),
     ],
 )
 def test_arithmetic_that_is_unknown_or_has_no_weights_is_refused_in_a_line(quantise: dict[str, str], told: str) -> None:

@@ -25,6 +25,7 @@ from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.held_weights import held_weights, rounds_inputs
 from engines.model.quantised import AS_THE_MODEL, FORMS, Quantisation, QuantisedMatrix, store
 from engines.model.transformer import KeyValueCache, Transformer
+from engines.model.wanted_tensors import check_quantisation
 from engines.model.weights import ModelWeights, SparseWeights
 from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, FamilyCase, write_family
@@ -65,16 +66,25 @@ def held(part: Any) -> Iterator[Tensor]:
             yield from held(getattr(part, field.name))
 
 
-@pytest.mark.parametrize("arithmetic", ["int8", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize(
+    ("form", "rounding"),
+    [
+        ("int8", {"arithmetic": "int8"}),
+        pytest.param("bf16", {"arithmetic": "bf16"}, marks=needs_bf16),
+        pytest.param("bf16", {"arithmetic": "bf16", "attention_arithmetic": "fp32"}, marks=needs_bf16),
+        pytest.param("fp32", {"attention_arithmetic": "bf16"}, marks=needs_bf16),
+        pytest.param("int4-g32", {"attention_arithmetic": "bf16"}, marks=needs_bf16),
+    ],
+)
 def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
-    arithmetic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, rounding: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefill and a step of decoding in the kernels, beside products by torch. Of one layer: a level near a tie may go
     the other way, and with many layers that error travels."""
     write_family(tmp_path, FamilyCase("Qwen3Moe", WIDE_MOE.changes | {"num_hidden_layers": 1}))
     copy_tokenizer(tmp_path)
-    every = dict.fromkeys(("experts", "attention", "head"), arithmetic)  # stored so too
-    asked = Quantisation.model_validate(every | {"arithmetic": arithmetic})
+    every = dict.fromkeys(("experts", "attention", "head"), form)
+    asked = Quantisation.model_validate(every | rounding)
 
     def both(quantise: Quantisation) -> tuple[Tensor, Tensor]:
         model = Transformer(load_checkpoint(str(tmp_path), torch.float32, quantise))
@@ -89,16 +99,49 @@ def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
     for module in ("native", "tables"):
         monkeypatch.setattr(f"engines.kernels.{module}.library", lambda: None)
     expected = both(asked)
-    for own, torchs, unrounded in zip(found, expected, plain, strict=True):
+    least_cost = {"int8": 1e-3, "bf16": 3e-4}.get(rounding.get("arithmetic", "fp32"), 1e-5)
+    for phase, own, torchs, unrounded in zip(("prefill", "decode"), found, expected, plain, strict=True):
         apart, cost = (own - torchs).norm() / torchs.norm(), (unrounded - torchs).norm() / torchs.norm()
-        assert cost > 1e-3 if arithmetic == "int8" else cost > 3e-4
-        assert apart < cost / 5
+        if phase == "decode" and "arithmetic" not in rounding:
+            least_cost = 0.0  # one token's attention is fp32, behind the same keys and values of the first layer
+            assert cost < 1e-5
+            assert apart < 1e-5
+        else:
+            assert cost > least_cost
+            assert apart < cost / 5
 
 
-def test_bf16_arithmetic_is_refused_where_nothing_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "is_heeded"), [("deepseek-v2", False), ("gemma2", False), ("mixtral-sliding", True)]
+)
+def test_arithmetic_of_attention_is_refused_where_the_kernels_do_not_attend(
+    family: str, is_heeded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latent attention and soft caps are torch's."""
+    monkeypatch.setattr(tables, "why_not_bf16", lambda: None)
+    write_family(tmp_path, CASES[family])
+    config, asked = inspect_checkpoint(str(tmp_path)).config, Quantisation(attention_arithmetic="bf16")
+    if is_heeded:
+        return check_quantisation(config, asked)
+    told = "quantise.attention_arithmetic has no effect: such attention stays fp32; remove it"
+    with pytest.raises(EngineError, match=re.escape(told)):
+        check_quantisation(config, asked)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"),
+    [
+        (Quantisation(experts="bf16", arithmetic="bf16"), "arithmetic"),
+        (Quantisation(attention_arithmetic="bf16"), "attention_arithmetic"),
+    ],
+)
+def test_bf16_arithmetic_is_refused_where_nothing_multiplies_it(
+    asked: Quantisation, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "why_not_bf16", lambda: "this processor lacks it")
-    with pytest.raises(EngineError, match='arithmetic "bf16": this processor lacks it; leave arithmetic out'):
-        load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, Quantisation(experts="bf16", arithmetic="bf16"))
+    with pytest.raises(EngineError, match=f'^{key} "bf16": this processor lacks it; leave {key} out'):
+        load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, asked)
 
 
 def test_without_kernels_the_reason_is_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from harness.plan import Plan, build_plan
 from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
 
@@ -40,6 +42,12 @@ def test_of_two_dtypes_the_wider_is() -> None:
 
 def test_without_a_lossless_arm_there_is_none() -> None:
     assert set(on_host(INT8, TIERS).values()) == {None}
+
+
+def test_an_arm_whose_attention_rounds_is_not_lossless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.kernels.compile.has", lambda what: True)
+    rounding = DROPLESS | {"quantise": {"attention_arithmetic": "bf16"}}
+    assert set(on_host(rounding, TIERS).values()) == {None}
 
 
 def test_each_workload_and_each_model_has_its_own() -> None:

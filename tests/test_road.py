@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -254,6 +255,23 @@ def test_rounding_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32(to: str) 
     assert "fp32 arithmetic" in road_words(KERNELS)
     (note,) = road_notes(made)
     assert note.endswith(f"(reference: fp32 arithmetic; other: {to} arithmetic).")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rounds_inputs": True, "rounded_to": "int8", "attention_rounded_to": "bf16"}, "int8 (attention bf16)"),
+        ({"rounds_inputs": True, "rounded_to": "bf16", "attention_rounded_to": "bf16"}, "bf16"),
+        ({"attention_rounded_to": "bf16"}, "fp32 (attention bf16)"),
+    ],
+)
+def test_attention_of_another_arithmetic_than_products_is_told(changes: dict[str, Any], told: str) -> None:
+    own = KERNELS.model_copy(update=changes)
+    cells = [cell("c1"), cell("c2", engine="other")]
+    made = run(cells, [trial("c1", 0, road=KERNELS), trial("c2", 0, road=own)])
+    assert f"{told} arithmetic" in road_words(own)
+    (note,) = road_notes(made)
+    assert note.endswith(f"(reference: fp32 arithmetic; other: {told} arithmetic).")
 
 
 def test_the_summary_has_the_settings_of_an_arm() -> None:

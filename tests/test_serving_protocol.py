@@ -378,8 +378,17 @@ def test_forms_of_the_options_are_those_of_the_engine() -> None:
     assert get_args(weights_option.Arithmetic) == get_args(Arithmetic)
 
 
-def test_bf16_arithmetic_is_not_served_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("weights", "options", "key"),
+    [
+        ("bf16", ["--arithmetic", "bf16"], "arithmetic"),
+        ("{ attention_arithmetic = 'bf16' }", [], "attention_arithmetic"),
+    ],
+)
+def test_bf16_arithmetic_is_not_served_where_the_processor_has_none(
+    weights: str, options: list[str], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("engines.kernels.compile.has", lambda what: False)
-    told = CliRunner().invoke(app, ["serve", MODEL, "--weights", "bf16", "--arithmetic", "bf16"])
+    told = CliRunner().invoke(app, ["serve", MODEL, "--weights", weights, *options])
     assert told.exit_code == 2
-    assert "--weights bf16: this processor lacks AVX-512 BF16; leave arithmetic out" in told.output
+    assert f"--weights {weights}: this processor lacks AVX-512 BF16; leave {key} out" in told.output

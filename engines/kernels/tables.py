@@ -54,6 +54,7 @@ class AttentionStruct(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("eps", ctypes.c_float),
         ("neighbours", ctypes.c_int32),
+        ("by_pairs", ctypes.c_int32),
     )
 
 
@@ -166,14 +167,16 @@ def attention_table(
     window: int | None,
     scale: float,
     neighbours: bool,
+    arithmetic: Arithmetic = "fp32",
 ) -> AttentionTable | None:
     """norms: of each head's query and key, with their epsilon. window: positions that a query sees, None for all.
+    arithmetic: of what attention of more than one token multiplies, fp32 or bf16.
 
-    None where the kernels cannot read a matrix or the heads do not fill registers.
+    None where the kernels cannot read a matrix, do not multiply bf16 by itself or the heads do not fill registers.
     """
     matrices = (q_QH, k_MH, v_MH, out_HQ)
     vectors = (*biases, *(norms[:2] if norms is not None else (None, None)), sinks_N)
-    fits = head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM
+    fits = head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM and (arithmetic == "fp32" or why_not_bf16() is None)
     if not fits or not all(map(reads, matrices)) or not serves(*(v for v in vectors if v is not None)):
         return None
     layer = AttentionStruct(
@@ -186,6 +189,7 @@ def attention_table(
         scale,
         norms[2] if norms is not None else 0.0,
         neighbours,
+        arithmetic == "bf16",
     )
     return AttentionTable(layer, (*matrices, *vectors), q_QH.shape[1])
 

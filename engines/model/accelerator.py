@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from engines.calls import Calls
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
+from engines.model.attention import AttentionWeights
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows, join
 from engines.model.quantised import QuantisedMatrix
 from engines.model.router import RouterWeights
@@ -129,17 +130,20 @@ class _Mover:
             return part if self._experts_stay else self._experts(part)
         if isinstance(part, tuple):
             return tuple(self.moved(one) for one in part)
+        if isinstance(part, AttentionWeights) and part.arithmetic != "fp32":
+            self._refuse("attention in bf16", "attention_arithmetic")
         if is_dataclass(part) and not isinstance(part, type):
             return replace(part, **{f.name: self.moved(getattr(part, f.name)) for f in fields(part)})
         return part
 
+    def _refuse(self, asked: str, key: str) -> NoReturn:
+        on = f"{self._backend.device} computes in {self._backend.dtype}"
+        raise EngineError(f"{asked} is of the CPU, and {on}; leave {key} out")
+
     def _tensor(self, matrix: Tensor | QuantisedMatrix) -> Tensor:
         if isinstance(matrix, QuantisedMatrix):
             if matrix.arithmetic != "fp32":
-                raise EngineError(
-                    f"{matrix.arithmetic} arithmetic is of the CPU, and {self._backend.device} computes in"
-                    f" {self._backend.dtype}; leave arithmetic out"
-                )
+                self._refuse(f"{matrix.arithmetic} arithmetic", "arithmetic")
             self.n_widened += 1
             return matrix.to(self._backend.dtype).to(self._backend.device)
         return matrix.to(self._backend.device, self._backend.dtype)

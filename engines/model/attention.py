@@ -22,7 +22,7 @@ from engines.model.architecture import AttentionConfig, LatentConfig, ModelConfi
 from engines.model.experts import widened_linear
 from engines.model.key_value_cache import SharedRows, Step
 from engines.model.norms import NormWeights
-from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix, rounded
+from engines.model.quantised import Arithmetic, Matrix, rounded
 from engines.model.rope import turn
 
 
@@ -41,6 +41,8 @@ class AttentionWeights:
     q_norm: NormWeights | None
     k_norm: NormWeights | None
     sinks_N: Tensor | None
+    arithmetic: Arithmetic = "fp32"
+    """Of what attention of more than one token multiplies: see `mix_values`."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,11 @@ def attend(
         key_MTD, value_MTD = _shared_by_head(step.shared, key_TM, value_TM, config.head_dim)
     _cache(step, layer, key_MTD, value_MTD)
     mixed = []
-    is_bf16 = isinstance(weights.out_HQ, QuantisedMatrix) and weights.out_HQ.arithmetic == "bf16"
     for chunk in step.chunks:
         view, keys, values = chunk.views[span], chunk.cache.keys[layer], chunk.cache.values[layer]
         key_MSD, value_MSD = keys[:, view.first : chunk.end], values[:, view.first : chunk.end]
         query, sinks_N = query_NTD[:, chunk.rows], weights.sinks_N
-        arithmetic: Arithmetic = "bf16" if is_bf16 and chunk.n_tokens > 1 else "fp32"
+        arithmetic = weights.arithmetic if chunk.n_tokens > 1 else "fp32"
         mixed.append(mix_values(query, key_MSD, value_MSD, view.mask_TS, config.attention, sinks_N, arithmetic))
     return widened_linear(_rows_of_heads(mixed), weights.out_HQ, weights.out_bias_H)
 
@@ -121,20 +122,22 @@ def _rows_of_heads(mixed: Sequence[Tensor]) -> Tensor:
     return together_NTV.transpose(0, 1).flatten(1)
 
 
+def kernels_attend(config: ModelConfig, layer: int) -> bool:
+    """Whether a layer's attention is of a kind that the kernels compute."""
+    attention, span = config.attention, config.attention.spans[layer]
+    is_plain = attention.clip is None and attention.softcap is None and attention.qk_norm in (None, "head")
+    is_tempered = attention.temperature is not None and not attention.rope_layers[layer]
+    is_seen = span is None or span.kind == "sliding"
+    return attention.latent is None and is_plain and not is_tempered and is_seen
+
+
 def kernel_table(
     weights: AttentionWeights | LatentWeights, config: ModelConfig, layer: int
 ) -> tables.AttentionTable | None:
     """The layer as the kernels compute it; None for what only some families have."""
-    attention, span = config.attention, config.attention.spans[layer]
-    is_plain = attention.clip is None and attention.softcap is None and attention.qk_norm in (None, "head")
-    is_tempered = attention.temperature is not None and not attention.rope_layers[layer]
-    if (
-        isinstance(weights, LatentWeights)
-        or not is_plain
-        or is_tempered
-        or (span is not None and span.kind != "sliding")
-    ):
+    if isinstance(weights, LatentWeights) or not kernels_attend(config, layer):
         return None
+    attention, span = config.attention, config.attention.spans[layer]
     norms = None
     if weights.q_norm is not None and weights.k_norm is not None:
         norms = (weights.q_norm.weight, weights.k_norm.weight, weights.q_norm.eps)
@@ -150,6 +153,7 @@ def kernel_table(
         None if span is None else span.n_tokens,
         attention.scale,
         config.rope.pairs == "neighbours",
+        weights.arithmetic,
     )
 
 

@@ -8,8 +8,9 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from engines.base import HeldWeights
+from engines.model.attention import AttentionWeights
 from engines.model.experts import ExpertWeights
-from engines.model.quantised import Arithmetic, QuantisedMatrix
+from engines.model.quantised import Arithmetic, AttentionArithmetic, QuantisedMatrix
 from engines.model.weights import ModelWeights, SparseWeights
 from results.records import ActiveWeights
 
@@ -32,6 +33,12 @@ def rounds_inputs(weights: object) -> Arithmetic | None:
     """The arithmetic of products with some of them that round their inputs; None where none does."""
     found = (matrix.arithmetic for matrix in _matrices(weights) if isinstance(matrix, QuantisedMatrix))
     return next((arithmetic for arithmetic in found if arithmetic != "fp32"), None)
+
+
+def rounds_attention(weights: ModelWeights) -> AttentionArithmetic | None:
+    """What attention of more than one token rounds to, what it multiplies; None where it does not."""
+    found = {one.attention.arithmetic for one in weights.layers if isinstance(one.attention, AttentionWeights)}
+    return "bf16" if "bf16" in found else None
 
 
 def remedy(weights: object) -> str:

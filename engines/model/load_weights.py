@@ -34,7 +34,7 @@ from engines.model.quantised import (
     anywhere,
 )
 from engines.model.router import RouterWeights
-from engines.model.single_tensors import ReadsTensors, SingleTensors
+from engines.model.single_tensors import ReadsTensors, SingleTensors, check_bf16
 from engines.model.tensor_files import give_back
 from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
 
@@ -94,6 +94,7 @@ class _Builder:
         self._config = config
         self._names: TensorNames = config.names
         self._held_experts = held
+        check_bf16(quantise)
         self._tensors = SingleTensors(config, read, dtype, quantise.arithmetic)
         plain = self._tensors.plain
         self._experts_form: Form | None = quantise.experts or plain
@@ -106,6 +107,7 @@ class _Builder:
             self._experts_form = None
         self._dense_form: Form = quantise.dense or plain
         self._attention_form: Form = quantise.attention or plain
+        self._attention_arithmetic = quantise.attention_of(self._attention_form)
         self._head_form: Form = quantise.head or plain
 
     def model(self) -> ModelWeights:
@@ -186,6 +188,7 @@ class _Builder:
             q_norm=norm("q_norm", q_width),
             k_norm=norm("k_norm", kv_width),
             sinks_N=self._tensors.vector(prefix + "sinks", config.n_heads) if attention.sinks else None,
+            arithmetic=self._attention_arithmetic,
         )
 
     def _latent_attention(self, prefix: str, latent: LatentConfig) -> LatentWeights:

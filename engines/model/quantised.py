@@ -26,6 +26,7 @@ Form = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g12
 FORMS: tuple[Form, ...] = get_args(Form)
 Arithmetic = Literal["fp32", "int8", "bf16"]
 """What a product rounds its input to first: see `rounded`."""
+AttentionArithmetic = Literal["fp32", "bf16"]
 ROUNDED_FORMS: dict[Arithmetic, tuple[Form, ...]] = {
     "int8": ("int8", "int4-g32", "int4-g64", "int4-g128"),
     "bf16": ("bf16",),
@@ -74,13 +75,36 @@ class Quantisation(Record):
     head: Form | None = None
     """A head that is tied to the embedding becomes a copy of its own."""
     arithmetic: Arithmetic = "fp32"
-    """int8: inputs of products with matrices of 8 and 4 bits are `rounded`; bf16: of those with matrices of bf16, and
-    what attention of more than one token multiplies, but latent attention. Others are computed in fp32."""
+    """int8: inputs of products with matrices of 8 and 4 bits are `rounded`; bf16: of those with matrices of bf16.
+    Others are computed in fp32."""
+    attention_arithmetic: AttentionArithmetic | None = None
+    """Of what attention of more than one token multiplies: queries, keys, values and shares. None: bf16 where its
+    matrices are of bf16 and multiplied so, else fp32. Latent attention is always fp32."""
 
     @property
     def asked(self) -> dict[str, Form]:
         """Component to form, without those that are left alone."""
-        return self.model_dump(exclude_none=True, exclude={"arithmetic"})
+        return self.model_dump(exclude_none=True, exclude={"arithmetic", "attention_arithmetic"})
+
+    @property
+    def rounding(self) -> dict[str, Arithmetic]:
+        """What is asked for beside forms, by key: what is rounded before it is multiplied."""
+        return self.model_dump(include={"arithmetic", "attention_arithmetic"}, exclude_defaults=True)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether anything is rounded before it is multiplied."""
+        return bool(set(self.rounding.values()) - {"fp32"})
+
+    def attention_of(self, form: Form) -> AttentionArithmetic:
+        """Arithmetic of attention whose matrices have this form."""
+        return self.attention_arithmetic or ("bf16" if self.arithmetic == form == "bf16" else "fp32")
+
+    @model_validator(mode="after")
+    def _has_something_to_leave(self) -> Quantisation:
+        if self.attention_arithmetic == "fp32" and self.arithmetic != "bf16":
+            raise ValueError('attention_arithmetic "fp32" has no effect without arithmetic "bf16"; remove it')
+        return self
 
     @model_validator(mode="after")
     def _has_something_to_round_for(self) -> Quantisation:

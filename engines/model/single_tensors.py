@@ -18,6 +18,7 @@ from engines.model.quantised import (
     Arithmetic,
     Form,
     Matrix,
+    Quantisation,
     Room,
     check_width,
     mxfp4_from_blocks,
@@ -35,19 +36,24 @@ class ReadsTensors(Protocol):
     def __call__(self, name: str, shape: Shape, part: Part = ()) -> Tensor: ...
 
 
+def check_bf16(quantise: Quantisation) -> None:
+    """Raises `EngineError` where nothing on this machine multiplies bf16, and something is to be."""
+    asked = [key for key, arithmetic in quantise.rounding.items() if arithmetic == "bf16"]
+    why_not = tables.why_not_bf16() if asked else None
+    if why_not is not None:
+        keys = " and ".join(asked)
+        raise EngineError(f'{keys} "bf16": {why_not}; leave {keys} out')
+
+
 class SingleTensors:
     """Of one model. read: gives those of its files. room: for what stays. plain: the form of what is never narrowed."""
 
     def __init__(self, config: ModelConfig, read: ReadsTensors, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
-        """dtype: of the plain form. arithmetic: of products with matrices. Raises `EngineError` where this machine has
-        none of that kind."""
+        """dtype: of the plain form. arithmetic: of products with matrices."""
         self._config, self._arithmetic = config, arithmetic
         self.read = read
         self.room = LargePages()
         self.plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
-        why_not = tables.why_not_bf16() if arithmetic == "bf16" else None
-        if why_not is not None:
-            raise EngineError(f'arithmetic "bf16": {why_not}; leave arithmetic out')
 
     def matrix(self, name: str, form: Form, *shape: int) -> Matrix:
         return self.held(name, self.read(name, shape), form)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engines.errors import EngineError
 from engines.model.architecture import ModelConfig
+from engines.model.attention import kernels_attend
 from engines.model.load_weights import load_weights
 from engines.model.quantised import Quantisation
 from engines.model.single_tensors import Part, Shape
@@ -46,6 +47,9 @@ def check_quantisation(config: ModelConfig, quantise: Quantisation, where: str =
         raise EngineError(f"{where}experts has no effect, for the model is dense; name dense instead")
     if quantise.dense is not None and "dense" not in there:
         raise EngineError(f"{where}dense has no effect: no layer is dense and there is no shared expert; remove it")
+    by_kernels = any(kernels_attend(config, layer) for layer in range(config.n_layers))
+    if quantise.attention_arithmetic is not None and not by_kernels:
+        raise EngineError(f"{where}attention_arithmetic has no effect: such attention stays fp32; remove it")
     load_weights(config, _nothing, torch.float32, quantise)
 
 

@@ -39,7 +39,15 @@ from tests.benchmarks.limits import DensePrefill, Limits, gemm_ways
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, was_quiet, write_page
 from tests.benchmarks.processors import generation
-from tests.benchmarks.race_forms import BF16_FORM, FORMS, PHASES, PROMPTS, conditions, place
+from tests.benchmarks.race_forms import (
+    BF16_FORM,
+    FORMS,
+    FORMS_OF_LONG_PROMPTS,
+    PHASES,
+    PROMPTS,
+    conditions,
+    place,
+)
 from tests.benchmarks.race_models import (
     MODELS,
     OWN_CACHE_BYTES,
@@ -86,7 +94,8 @@ Result = Mapping[str, Mapping[str, Turns]]
 
 
 def ours(source: Path | str, form: str) -> Contender:
-    checkpoint = load_checkpoint(str(source), FORMS[form].dtype, FORMS[form].quantise)
+    held = FORMS_OF_LONG_PROMPTS[form]
+    checkpoint = load_checkpoint(str(source), held.dtype, held.quantise)
     engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
 
     def turn(n_prompt: int) -> tuple[Timed, Timed]:

@@ -49,6 +49,10 @@ FORMS = {
     "int4 by int8": Form(torch.float32, 4.5, "q4_0", INT4.model_copy(update=BY_INT8)),
 }
 """Forms of one peer stand next to each other: they race together."""
+BF16_ATTENTION = "int8 by int8 with bf16 attention"
+FORMS_OF_LONG_PROMPTS = FORMS | {
+    BF16_ATTENTION: Form(torch.float32, 8, "q8_0", INT8.model_copy(update={**BY_INT8, "attention_arithmetic": "bf16"}))
+}
 
 
 def conditions(name: str, form: str, n_prompt: int, instructions: str) -> str:
