@@ -60,6 +60,10 @@ class FloatBlock {
   void take(const float* keys, const float* values, int64_t) { keys_ = keys, values_ = values; }
 
   static void ready_queries(int64_t, float*) {}
+  template <int N>
+  static void exponentials(fN (&scores)[N]) {
+    exp_below_one(scores);
+  }
   void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
     multiply_rows<false>(n_keys, keys_ + begin * dim_, dim_, queries, dim_, score);
   }
@@ -95,6 +99,10 @@ class PairBlock {
   }
 
   static void ready_queries(int64_t dim, float* queries) { pair_panel(dim, kPanel, queries); }
+  template <int N>
+  static void exponentials(fN (&scores)[N]) {
+    roughly_exp_below_one(scores);
+  }
   void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
     multiply_rows<false>(n_keys, keys_ + begin * stride_, stride_, queries, dim_ / 2, score);
   }
@@ -152,7 +160,7 @@ struct Queries {
   }
 
   // Scores become shares of a total that more keys may add to.
-  template <bool IsMasked>
+  template <class Block, bool IsMasked>
   void share_out(int64_t dim, int64_t n_keys, float* score) {
     for (int part = 0; part < kRegisters; part++) {
       const auto at = [&](int64_t s) { return score + s * kPanel + kLanes * part; };
@@ -168,7 +176,7 @@ struct Queries {
       const auto share = [&](auto& shares) {
         float* to = at(s);
         for (fN& one : shares) one = load<fN>(to) - base_of, to += kPanel;
-        exp_below_one(shares);
+        Block::exponentials(shares);
         to = at(s);
         for (fN& one : shares) {
           if (IsMasked) one = load<fN>(to) == -INFINITY ? fN{} : one;
@@ -199,9 +207,9 @@ struct Queries {
     // Only the first and the last blocks hold keys that some of the queries do not see.
     if (begin + n_keys > position + 1 || (a.window && begin < a.first_seen(position + n - 1))) {
       hide(a, begin, n_keys, score);
-      share_out<true>(a.dim, n_keys, score);
+      share_out<Block, true>(a.dim, n_keys, score);
     } else {
-      share_out<false>(a.dim, n_keys, score);
+      share_out<Block, false>(a.dim, n_keys, score);
     }
     block.mix(unseen, n_keys, score, mixed);
   }
