@@ -204,8 +204,8 @@ inline void exp_below_one(F (&x)[N]) {
   for (int i = 0; i < N; i++) x[i] = p[i] * (F)(((W)shifted[i] + 127) << 23);  // k is what the low bits of shifted hold
 }
 
-// The same to 2^-13, in half of the steps, for what is rounded to 8 bits then: 2^k times a polynomial whose largest relative
-// error is as small as one of this degree has it.
+// The same to 2^-18, in two thirds of the steps, for what is rounded to 8 bits then: 2^k times the polynomial of this degree
+// whose largest relative error is least.
 template <int N, class F>
 inline void roughly_exp_below_one(F (&x)[N]) {
   typedef decltype(x[0] < x[0]) W;
@@ -217,10 +217,10 @@ inline void roughly_exp_below_one(F (&x)[N]) {
   for (int i = 0; i < N; i++) {
     shifted[i] = x[i] * kLog2E + kWhole;
     x[i] = x[i] * kLog2E - (shifted[i] - kWhole);
-    p[i] = F{} + 5.517167e-2f;
+    p[i] = F{} + 9.5701e-3f;
   }
-#pragma GCC unroll 3
-  for (float c : {2.4261112e-1f, 6.9326099e-1f, 9.9992807e-1f})
+#pragma GCC unroll 4
+  for (float c : {5.591786e-2f, 2.4024745e-1f, 6.9312181e-1f, 9.9999926e-1f})
 #pragma GCC unroll 4
     for (int i = 0; i < N; i++) p[i] = p[i] * x[i] + c;
 #pragma GCC unroll 4

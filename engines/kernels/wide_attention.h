@@ -64,6 +64,10 @@ class FloatBlock {
   static void exponentials(fN (&scores)[N]) {
     exp_below_one(scores);
   }
+  template <int N>
+  static void put_shares(const fN (&shares)[N], int64_t s, float* panel) {
+    for (int i = 0; i < N; i++) store(panel + (s + i) * kPanel, shares[i]);
+  }
   void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
     multiply_rows<false>(n_keys, keys_ + begin * dim_, dim_, queries, dim_, score);
   }
@@ -103,11 +107,19 @@ class PairBlock {
   static void exponentials(fN (&scores)[N]) {
     roughly_exp_below_one(scores);
   }
+  // Two keys' shares become a word, where no score is looked for any more.
+  template <int N>
+  static void put_shares(const fN (&shares)[N], int64_t s, float* panel) {
+    float* to = panel + s / 2 * kPanel;
+    for (int i = 0; i < N; i += 2, to += kPanel) {
+      const auto words = pair_columns(shares[i], i + 1 < N ? shares[i + 1] : fN{});
+      std::memcpy(to, &words, sizeof words);
+    }
+  }
   void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
     multiply_rows<false>(n_keys, keys_ + begin * stride_, stride_, queries, dim_ / 2, score);
   }
   void mix(int64_t begin, int64_t n_keys, float* shares, float* mixed) const {
-    pair_panel(n_keys, kPanel, shares);
     multiply_rows<true>(dim_, values_ + begin / 2 * dim_, dim_, shares, (n_keys + 1) / 2, mixed);
   }
 
@@ -180,13 +192,14 @@ struct Queries {
         to = at(s);
         for (fN& one : shares) {
           if (IsMasked) one = load<fN>(to) == -INFINITY ? fN{} : one;
-          store(to, one);
           sums += one, to += kPanel;
         }
+        Block::put_shares(shares, s, score + kLanes * part);
       };
-      fN four[4], one[1];
+      fN four[4], two[2], one[1];
       for (s = 0; s + 4 <= n_keys; s += 4) share(four);
-      for (; s < n_keys; s++) share(one);
+      for (; s + 2 <= n_keys; s += 2) share(two);
+      if (s < n_keys) share(one);
       const bool is_kept = !std::memcmp(&most, &largest[part], sizeof most);  // and what was found shrinks by 1
       for (int64_t d = 0; d < (is_kept ? 0 : dim); d++) {
         float* of = mixed + d * kPanel + kLanes * part;
