@@ -36,6 +36,7 @@ from engines.model.weights import ModelWeights
 from engines.techniques.presets import dropless
 from results.units import format_number
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_json
+from tests.benchmarks.race_forms import BF16_ATTENTION
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
 
 NAME = "quantisation"
@@ -76,11 +77,12 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "all": ("experts", "dense", "attention", "head"),
 }
 BASE: Form = "fp32"
-ARMS: dict[str, tuple[Form, Arithmetic]] = {
-    **{form: (form, "fp32") for form in FORMS if form != BASE},
-    **{f"{form} by {by}": (form, by) for by, forms in ROUNDED_FORMS.items() for form in forms},
+ARMS: dict[str, tuple[Form, dict[str, Arithmetic]]] = {
+    **{form: (form, {}) for form in FORMS if form != BASE},
+    **{f"{form} by {by}": (form, {"arithmetic": by}) for by, forms in ROUNDED_FORMS.items() for form in forms},
+    BF16_ATTENTION: ("int8", {"arithmetic": "int8", "attention_arithmetic": "bf16"}),
 }
-"""A form, by fp32 and, of those whose inputs may be rounded, by int8 or bf16."""
+"""A form, by fp32 and, of those whose inputs may be rounded, by int8 or bf16; and attention of prompts in bf16."""
 
 
 # --- texts and the model ----------------------------------------------------------------------------------------------
@@ -231,8 +233,8 @@ def measurements(folder: Path, asked_ST: Tensor) -> Iterator[Measurement]:
     exact = deviation(exact_STL, exact_STL, asked_ST).perplexity
     wide_bytes = component_bytes(wide)
     for component, parts in COMPONENTS.items():
-        for arm, (form, arithmetic) in ARMS.items():
-            quantise = Quantisation(**dict.fromkeys(parts, form)).model_copy(update={"arithmetic": arithmetic})
+        for arm, (form, rounding) in ARMS.items():
+            quantise = Quantisation(**dict.fromkeys(parts, form)).model_copy(update=rounding)
             found_STL, weights = logits_STL(folder, asked_ST, quantise)
             own_bytes = component_bytes(weights)
             found = deviation(exact_STL, found_STL, asked_ST)
@@ -276,7 +278,8 @@ def table(found: Sequence[Measurement]) -> list[str]:
 
 REMARKS = """Each component in each form, beside the same model with all weights in fp32; arithmetic is fp32. In rows
 "by int8" what goes into a product is rounded to 8 bits, with a scale for each 32 inputs, in rows "by bf16" to bf16
-(`quantise.arithmetic`).
+(`quantise.arithmetic`). Where attention is "by bf16", and in rows "with bf16 attention", what attention multiplies is
+rounded too (`quantise.attention_arithmetic`).
 `all` is experts, dense blocks, attention and head together. The embedding, routers and norms stay fp32.
 
 - largest logit error: over all logits. One far above the RMS error is a token that went to other experts, for its
