@@ -10,86 +10,98 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 import devices.meters.polled
+import devices.sampler
 from devices.sampler import Sampler
 
 BEGUN_S = 1000.013
 """Between two ticks of any counter."""
 
 
+class _Parked(NamedTuple):
+    until_ns: int
+    is_over: Callable[[], bool]
+
+
 class SteppedClock:
     def __init__(self) -> None:
-        self._now_s = 0.0
+        self._now_ns = round(BEGUN_S * 1e9)
         self._stepping = threading.current_thread()
         self._changed = threading.Condition()
-        self._parked: dict[threading.Thread, float] = {}
-        """Threads that wait, each with the time until when."""
-        self._later: list[tuple[float, Callable[[], object]]] = []
+        self._parked: dict[threading.Thread, _Parked] = {}
+        """Threads that wait."""
+        self._later: list[tuple[int, Callable[[], object]]] = []
         self.samplers: list[threading.Thread] = []
         self.each_step: list[Callable[[], object]] = []
         """What shows the new time: files of counters, what a library is told."""
-        self._set(BEGUN_S)
 
     def now_s(self) -> float:
-        return self._now_s
+        return self._now_ns / 1e9
 
     def now_ns(self) -> int:
-        return round(self._now_s * 1e9)
+        return self._now_ns
 
     def sleep(self, seconds: float) -> None:
         self.wait(seconds, lambda: False)
 
     def later(self, after_s: float, what: Callable[..., object], *of: object, **named: object) -> None:
         """What happens so much later, between two readings."""
-        self._later.append((self._now_s + after_s, lambda: what(*of, **named)))
+        self._later.append((self._after_ns(after_s), lambda: what(*of, **named)))
 
     def wait(self, seconds: float, is_over: Callable[[], bool]) -> None:
-        until_s = self._now_s + max(0.0, seconds)
         if threading.current_thread() is self._stepping:
-            self._step(until_s, is_over)
+            self._step(self._after_ns(seconds), is_over)
         else:
-            self._park(until_s, is_over)
+            self._park(_Parked(self._after_ns(seconds), is_over))
 
     def tell(self) -> None:
-        """Those that wait look again whether it is over."""
-        with self._changed:
-            self._changed.notify_all()
+        """Those for whom it is over go on."""
+        self._release(lambda one: one.is_over())
 
-    def _step(self, until_s: float, is_over: Callable[[], bool]) -> None:
+    def _after_ns(self, seconds: float) -> int:
+        """Never too early."""
+        return self._now_ns + math.ceil(max(0.0, seconds) * 1e9)
+
+    def _step(self, until_ns: int, is_over: Callable[[], bool]) -> None:
         while True:
             with self._changed:
                 # One that ends by an error tells nobody: it is looked for.
                 while not all(thread in self._parked or not thread.is_alive() for thread in self.samplers):
                     self._changed.wait(0.01)
+                next_ns = min(
+                    (*(one.until_ns for one in self._parked.values()), *(at for at, _ in self._later), until_ns)
+                )
             if is_over():
                 return
-            next_s = min((*self._parked.values(), *(at_s for at_s, _ in self._later)), default=math.inf)
-            self._set(max(self._now_s, min(next_s, until_s)))
-            if next_s > until_s:
-                return
-            due = [what for at_s, what in self._later if at_s <= self._now_s]
-            self._later = [(at_s, what) for at_s, what in self._later if at_s > self._now_s]
+            self._now_ns = max(self._now_ns, next_ns)
+            for show in self.each_step:
+                show()
+            due = [what for at_ns, what in self._later if at_ns <= self._now_ns]
+            self._later = [(at_ns, what) for at_ns, what in self._later if at_ns > self._now_ns]
             for what in due:
                 what()
-            with self._changed:
-                self._parked = {thread: at_s for thread, at_s in self._parked.items() if at_s > self._now_s}
-                self._changed.notify_all()
+            if self._now_ns >= until_ns:
+                return
+            self._release(lambda one: one.until_ns <= self._now_ns)
 
-    def _park(self, until_s: float, is_over: Callable[[], bool]) -> None:
-        own = threading.current_thread()
+    def _park(self, own: _Parked) -> None:
+        thread = threading.current_thread()
         with self._changed:
-            self._parked[own] = until_s
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: is_over() or own not in self._parked)
-            self._parked.pop(own, None)
+            if not own.is_over():
+                self._parked[thread] = own
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: thread not in self._parked)
 
-    def _set(self, now_s: float) -> None:
-        # Whole nanoseconds, as clocks count, and none too early for whoever waits.
-        self._now_s = math.ceil(now_s * 1e9) / 1e9
-        for show in self.each_step:
-            show()
+    def _release(self, whom: Callable[[_Parked], bool]) -> None:
+        with self._changed:
+            self._parked = {thread: one for thread, one in self._parked.items() if not whom(one)}
+            self._changed.notify_all()
 
 
 class _SteppedEvent(threading.Event):
@@ -102,8 +114,27 @@ class _SteppedEvent(threading.Event):
         self._clock.tell()
 
     def wait(self, timeout: float | None = None) -> bool:
-        self._clock.wait(math.inf if timeout is None else timeout, self.is_set)
+        self._clock.wait(1e6 if timeout is None else timeout, self.is_set)
         return self.is_set()
+
+
+class SteppedSampler(Sampler):
+    """The sampler with its thread, its waits by the clock."""
+
+    def __init__(self, stepped: SteppedClock, *of: Any) -> None:
+        super().__init__(*of)
+        self._stepped = stepped
+        self._stop, self._has_begun = _SteppedEvent(stepped), _SteppedEvent(stepped)
+
+    def start(self) -> None:
+        self._stepped.samplers.append(self._thread)
+        super().start()
+
+    def stop(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Its last reading may take time."""
+        self._stop.set()
+        self._stepped.wait(devices.sampler.HUNG_S, lambda: not self._thread.is_alive())
+        return super().stop()
 
 
 def stepped(put: Callable[[Any, str, Any], None] = setattr) -> SteppedClock:
@@ -112,19 +143,7 @@ def stepped(put: Callable[[Any, str, Any], None] = setattr) -> SteppedClock:
     put: `MonkeyPatch.setattr`, where time shall be real again after a test.
     """
     clock = SteppedClock()
-
-    class SteppedSampler(Sampler):
-        """The sampler with its thread, its waits by the clock."""
-
-        def __init__(self, *of: Any) -> None:
-            super().__init__(*of)
-            self._stop, self._has_begun = _SteppedEvent(clock), _SteppedEvent(clock)
-
-        def start(self) -> None:
-            clock.samplers.append(self._thread)
-            super().start()
-
     for name, own in (("monotonic", clock.now_s), ("monotonic_ns", clock.now_ns), ("sleep", clock.sleep)):
         put(time, name, own)
-    put(devices.meters.polled, "Sampler", SteppedSampler)
+    put(devices.meters.polled, "Sampler", partial(SteppedSampler, clock))
     return clock
