@@ -113,6 +113,8 @@ def target_problem(path: Path) -> str | None:
                 return f"{own} is a folder, and a file is written there; name another file"
             with suppress(FileNotFoundError):
                 own.lstat()
+                if own in (path, picture):
+                    return f"{own}: exists already and is left as it is; name another file"
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except (OSError, ValueError) as error:

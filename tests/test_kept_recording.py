@@ -63,6 +63,16 @@ def test_a_folder_in_the_place_of_a_file_is_told_before_anything_is_recorded(tmp
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("name", ["t.parquet", "t.png"])
+def test_an_earlier_recording_and_a_picture_are_left_as_they_are(tmp_path: Path, name: str) -> None:
+    """Hours of another recording were replaced, by one of a second too."""
+    (tmp_path / name).write_text("hours")
+    done = CliRunner().invoke(app, ["record", str(tmp_path / "t.parquet"), "--meter", "modelled"])
+    assert done.exit_code == 2
+    assert f"{tmp_path / name}: exists already and is left as it is; name another file" in " ".join(done.stderr.split())
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "hours")]
+
+
 @pytest.mark.parametrize("target", ["/proc/t.parquet", "t" * 300 + ".parquet"])
 def test_what_cannot_be_written_is_told_before_anything_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
