@@ -37,6 +37,13 @@ def test_a_charge_of_zero_for_a_moment_is_a_phone_that_does_not_know_it() -> Non
     assert charge_reading(left_uah).energy_j is None
 
 
+def test_a_charge_counter_may_count_below_zero() -> None:
+    """It began at 0 when it was set, and passes 0 or not."""
+    for first_uah in (0.0, 50_500.0):
+        reading = charge_reading(one_mah_in_5_s() - 3_456_000 + first_uah)
+        assert reading.energy_j == pytest.approx(2.88 * 500.0, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("taken_uah", "told"),
     [

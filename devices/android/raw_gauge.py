@@ -84,11 +84,12 @@ def power_of(raw: Sequence[PowerTrace], calibration: Calibration, channel: Chann
 def energy_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
     """Joules since the first reading, from the charge that is left (uAh) and the voltage at each step.
 
-    A reading that is no number, or of no charge, which a phone says that does not know it, is left out: the next one
-    counts what was taken meanwhile. Raises `DeviceError` where the voltage is no battery's.
+    A reading that is no number, or 0, which a phone says that does not know its charge, is left out: the next one
+    counts what was taken meanwhile. Below 0 a counter that began anywhere may be. Raises `DeviceError` where the
+    voltage is no battery's.
     """
     charge, voltage = raw
-    usable = np.isfinite(charge.values) & (charge.values > 0) & np.isfinite(voltage.values)
+    usable = np.isfinite(charge.values) & (charge.values != 0) & np.isfinite(voltage.values)
     times_s, left_uah, volts = charge.times_s[usable], charge.values[usable], voltage.values[usable]
     if len(volts):
         volts = volts * volt_per_unit_of(float(np.median(volts)))
