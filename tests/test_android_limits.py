@@ -21,7 +21,7 @@ from devices.android.gates import why_not_ready
 from devices.android.gauge_loop import GaugeLoop, loop_script
 from devices.android.processes import parse_process_cpu_s, split_account
 from devices.android.server import ServerAddress, find_phone, list_phones
-from devices.android.shell import Phone
+from devices.android.shell import EXIT, Phone
 from devices.android.state import parse_facts, parse_properties, parse_state, read_facts, read_state, split_sections
 from devices.android.topology import MAX_CORES, parse_core_list, parse_cpuinfo
 from devices.base import DeviceError, TransientDeviceError
@@ -135,6 +135,31 @@ def test_readings_farther_apart_than_silence_are_none(phone: Phone, monkeypatch:
     loop.start()
     time.sleep(2.5 * period_s)
     assert len(loop.stop().current) >= 3
+
+
+def test_the_longest_distance_of_two_readings_is_no_silence() -> None:
+    """It is drawn up to one and a half periods: 15,000 s here, and silence begins behind it."""
+    limits_s: list[float] = []
+
+    class Stream:
+        def receive(self, left_s: float) -> tuple[int, bytes]:
+            limits_s.append(left_s)
+            return (STDOUT, b"S,1,1,1,1\n") if len(limits_s) == 1 else (EXIT, b"\0")
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+        def send(self, text: str) -> None:
+            """Nobody answers."""
+
+    class Streaming:
+        def stream(self, script: str) -> Stream:
+            return Stream()
+
+    loop = GaugeLoop(Streaming(), "", MonotonicClock(), 10_000.0)  # type: ignore[arg-type]
+    with pytest.raises(TransientDeviceError, match="the battery loop ended on the phone"):
+        loop.start()
+    assert limits_s[1] > 14_000
 
 
 def test_four_gigabytes_in_one_packet_are_refused_at_its_head(fake: FakePhone, phone: Phone) -> None:

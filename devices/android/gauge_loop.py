@@ -37,7 +37,9 @@ had is dropped, and what is left matches no marker, or an older one, which only 
 BURST_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 10.0
 SILENCE_S = 5.0
-"""No sample for so long behind the next one's time: the link or the phone is gone."""
+"""No sample for so long behind the next one's latest time: the link or the phone is gone."""
+LONGEST = 1.5
+"""Periods from one sample to the next."""
 
 HIGHEST_READING = 1e15
 """A clock in microseconds, or a kiloampere in nanoampere, is below."""
@@ -91,7 +93,7 @@ class GaugeLoop:
     def __init__(self, phone: Phone, script: str, clock: Clock, period_s: float = 0.0) -> None:
         """period_s: between two samples of the script, where it is no small part of `SILENCE_S`."""
         self._clock = clock
-        self._silence_s = SILENCE_S + period_s
+        self._silence_s = SILENCE_S + LONGEST * period_s
         self._begun_s = clock.now_s()
         self._rows: list[tuple[float, ...]] = []
         self._bursts: list[list[Marker]] = []
