@@ -28,6 +28,8 @@ from results.statistics import CONFIDENCE, NORMAL_95
 
 Array = NDArray[np.float64]
 ONE_PAIR = "n = 1: no interval from one pair"
+BASELINE = "the baseline"
+"""In reasons, for who knows its name."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def ratio_of_means(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
     n = min(len(own) for own in arms)
     total, base_total = (math.fsum(float(own.mean()) for own in side) for side in (arms, bases))
     if base_total == 0:
-        return Ratio(None, n=n, reason="the baseline's mean is 0")
+        return Ratio(None, n=n, reason=f"{BASELINE}'s mean is 0")
     ratio = total / base_total
     found = Ratio(ratio, n=n)
     if n < 2:
@@ -75,7 +77,7 @@ def ratio_of_means(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
     square, half, constant = base_total**2 - t2 * v_bb, total * base_total - t2 * v_ab, total**2 - t2 * v_aa
     inside = half**2 - square * constant
     if square <= 0 or inside < 0:
-        return replace(found, reason=f"the baseline scatters too widely over {n} repeats for an interval")
+        return replace(found, reason=f"{BASELINE} scatters too widely over {n} pairs for an interval")
     root = math.sqrt(inside)
     return replace(found, low=max(0.0, (half - root) / square), high=(half + root) / square)
 
@@ -106,7 +108,7 @@ def ratio_of_shares(arm: SampleScores, baseline: SampleScores) -> Ratio:
     after, before = (np.asarray([scores[s][:n_repeats] for s in samples]) > 0 for scores in (arm, baseline))
     n = len(samples)
     if not before.any():
-        return Ratio(None, n=n, reason="the baseline has no answer right")
+        return Ratio(None, n=n, reason=f"{BASELINE} has no answer right")
     effect = design_effect(after.astype(np.int64) - before)
     right_both, right_after, right_before = (
         float(x.sum()) / effect for x in (after & before, after & ~before, before & ~after)

@@ -364,3 +364,13 @@ def test_a_ratio_with_a_wide_interval_is_not_rounded_to_nothing() -> None:
     shown = screen(run(named("first", "second"), trials)).table.rows[1].figures[0]
     assert shown.interval.startswith("[0")
     assert shown.ratio == "0.4×"
+
+
+def test_a_reason_names_the_arm_that_scatters_too_widely_and_counts_pairs() -> None:
+    """In a verdict that is who leads: "the baseline" was another arm, and samples were "repeats"."""
+    (whole, _), *_ = groups(run(named("first", "second"), [*lasting("first", (9, 10)), *lasting("second", (0.1, 8))]))
+    told = "second scatters too widely over 2 pairs for an interval"
+    assert whole.baseline.engine == "first"
+    assert whole.verdicts["time"].leader is not None
+    assert whole.verdicts["time"].leader.arm.engine == "second"
+    assert [rival.why for rival in whole.verdicts["time"].rivals] == [told]

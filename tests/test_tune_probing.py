@@ -332,7 +332,7 @@ def test_a_ratio_of_a_check_without_an_interval_says_why_it_has_none() -> None:
 
 
 def test_a_reason_that_all_ratios_of_a_check_share_is_told_once() -> None:
-    reason = "the baseline scatters too widely over 2 repeats for an interval"
+    reason = "the baseline scatters too widely over 2 pairs for an interval"
     found = [
         CheckedRatio(phase=phase, quantity=quantity, ratio=0.9, reason=reason)
         for phase in ("prefill", "decode")

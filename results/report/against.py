@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from results.compare import Difference, compare_scores
-from results.ratios import ONE_PAIR, Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
+from results.ratios import BASELINE, ONE_PAIR, Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
 from results.report.arm_figures import ArmFigure
 from results.roads import unlike_roads
 from results.statistics import NORMAL_95
@@ -61,7 +61,7 @@ def _of_scores(figure: ArmFigure, base: ArmFigure) -> Against:
         return Against(None, f"not the same samples as those of {base.arm.name}")
     samples = sorted(other)
     if figure.is_share:
-        ratio = ratio_of_shares(own, other)
+        ratio = _named(ratio_of_shares(own, other), base)
         n_repeats = [max(map(len, scores.values())) for scores in (own, other)]
         remark = None
         if n_repeats[0] != n_repeats[1]:
@@ -71,7 +71,7 @@ def _of_scores(figure: ArmFigure, base: ArmFigure) -> Against:
         ratio = ratio_of_exponentials(own, other)
         return Against(ratio, ratio.reason)
     means = [[math.fsum(scores[s]) / len(scores[s]) for s in samples] for scores in (own, other)]
-    ratio = ratio_of_means([(means[0], means[1])])
+    ratio = _named(ratio_of_means([(means[0], means[1])]), base)
     return Against(ratio if ratio.value is not None else None, ratio.reason)
 
 
@@ -82,7 +82,7 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
         if not both:
             return Against(None, f"no repeat has a figure of {figure.arm.name} and of {base.arm.name}")
         pairs.append(([own[i] for i in both], [other[i] for i in both]))
-    ratio = ratio_of_means(pairs)
+    ratio = _named(ratio_of_means(pairs), base)
     if figure.is_priced and ratio.n == 1:
         ratio = replace(ratio, reason=MODELLED_ONCE)
     elif figure.model_error is None and base.model_error is None:
@@ -97,6 +97,11 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
         )
         remark = "; ".join(filter(None, [told, remark]))
     return Against(ratio if ratio.value is not None else None, ratio.reason, remark)
+
+
+def _named(ratio: Ratio, base: ArmFigure) -> Ratio:
+    """With the name of what it is a multiple of in its reason: in a verdict that is who leads, and not the baseline."""
+    return ratio if ratio.reason is None else replace(ratio, reason=ratio.reason.replace(BASELINE, base.arm.name))
 
 
 def _window_ratio(figure: ArmFigure, base: ArmFigure) -> float | None:
