@@ -31,6 +31,8 @@ def unheeded_of_protocol(protocol: TrialProtocol, devices: Sequence[DeviceSpec])
                 yield told(key, "a modelled device gives the same figures each time, and is priced once")
     elif "repeats" in given and protocol.stop is not None:
         yield told("repeats", "stop decides how often a window is taken")
+    if "contention_retries" in given and protocol.max_foreign_cpu_share == 1:
+        yield told("contention_retries", "with max_foreign_cpu_share = 1 no window is taken again")
     if "seed" in given and protocol.order != "shuffled":
         yield told("seed", f'it is of order = "shuffled", and the order is "{protocol.order}"')
     if devices and not any(device.is_phone for device in devices):

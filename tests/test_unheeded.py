@@ -30,6 +30,10 @@ def warnings_of(**changes: Any) -> list[str]:
     [
         ({"repeats": 7, "stop": {"metric": "ttft_s"}}, "protocol.repeats = 7 changes nothing: stop decides"),
         ({"repeats": 7, "stop": {"minutes": 3}}, "protocol.repeats = 7 changes nothing: stop decides"),
+        (
+            {"contention_retries": 5, "max_foreign_cpu_share": 1.0},
+            "protocol.contention_retries = 5 changes nothing: with max_foreign_cpu_share = 1 no window is taken again",
+        ),
         ({"seed": 7}, 'protocol.seed = 7 changes nothing: it is of order = "shuffled"'),
         ({"max_temperature_c": 35.0}, "protocol.max_temperature_c = 35.0 changes nothing: it is of a phone's battery"),
         ({"min_charge_percent": 80.0}, "protocol.min_charge_percent = 80.0 changes nothing: it is of a phone's"),
@@ -47,6 +51,7 @@ def test_a_key_that_changes_nothing_is_told(protocol: dict[str, Any], told: str)
     [
         {},
         {"repeats": 7, "seed": 7, "order": "shuffled"},
+        {"contention_retries": 5, "max_foreign_cpu_share": 0.99},
         {"repeats": 3, "max_temperature_c": 40.0, "stop": {"metric": "e2e_s"}},
         {"min_charge_percent": 80.0, "stop": {"minutes": 3, "until_charge_percent": 60}},
     ],
