@@ -253,14 +253,14 @@ def _mark(row: Row, reasons: list[str]) -> str:
 
 
 def _figure(row: Row, column: str, scale: float) -> str:
-    """The mean, with half its 95 % interval where there is one."""
+    """The mean, and how far the farther end of its 95 % interval is: one that would go below 0 was cut off there."""
     value, low, high = row[column], row[f"{column}_low"], row[f"{column}_high"]
     if not _known(value):
         return ""
     if not (_known(low) and _known(high)) or high - low <= REPEATED * abs(value):
         error = row["energy_uncertainty_percent"]
         return format_known(value / scale, error / 100 if column == JOULES and _known(error) else None)
-    return format_number(value / scale, (high - low) / 2 / scale).replace(" ± ", "±")
+    return format_number(value / scale, max(high - value, value - low) / scale).replace(" ± ", "±")
 
 
 def _accuracy(row: Row) -> str:
@@ -293,7 +293,7 @@ def _notes(rows: list[dict[str, Any]], meters: Mapping[tuple[str, str], str]) ->
     """meters: what they say of themselves, by device and meter."""
     scored = any(_known(r["accuracy_low"]) for r in rows)
     of_scores = "; [ ] is that of an accuracy over its samples" if scored else ""
-    notes = [f"± is half the 95 % interval over the trials{of_scores}; n: trials."]
+    notes = [f"± is as far as the farther end of the 95 % interval over the trials{of_scores}; n: trials."]
     for device in dict.fromkeys(str(r["device"]) for r in rows if r["energy_method"] == "modelled"):
         why = "CPU time x watts of a sheet"
         if device.startswith(MODEL_PREFIX):

@@ -206,6 +206,8 @@ _COST_READERS = (
 NO_TRIAL = "no trial was run"
 _MAY_BE_NEGATIVE = {metric for metric, _ in ENERGY_METRICS if metric.startswith("net_")}
 """Above idle: what is taken away is measured too."""
+_SHARES = {metric for metric, *_, unit in (*LOAD_METRICS, *TECHNIQUE_METRICS) if unit == "%"}
+"""Of a whole, which they cannot exceed."""
 
 
 def _grouped(
@@ -236,6 +238,8 @@ def _summaries(
         if summary.ci_low is not None and group[0].metric not in _MAY_BE_NEGATIVE and min(values) >= 0:
             # Few repeats that scatter much: the part of Student's interval below 0 holds no possible mean.
             summary = summary.model_copy(update={"ci_low": max(summary.ci_low, 0.0)})
+        if summary.ci_high is not None and group[0].metric in _SHARES and max(values) <= 100:
+            summary = summary.model_copy(update={"ci_high": min(summary.ci_high, 100.0)})
         pooled = np.array([p for o in group if o.method == method for p in o.pooled])
         if pooled.size:
             summary = summary.model_copy(

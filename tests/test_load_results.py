@@ -48,6 +48,12 @@ def test_waits_and_utilisation_under_load_have_rows_of_their_own() -> None:
     assert {found[m]["method"] for m in ("queueing", "ttft_from_arrival", "utilisation")} == {"measured"}
 
 
+def test_an_interval_of_a_share_ends_at_100_percent() -> None:
+    """Student's of 25 and 100 % is 62.5 -+ 476: no engine is busy for more than the window."""
+    found = rows(run([cell()], [loaded(), loaded(1, window_start_s=1.0, window_end_s=6.0)]))["utilisation"]
+    assert (found["mean"], found["ci_low"], found["ci_high"]) == (62.5, 0, 100)
+
+
 def test_a_tail_of_waits_is_pooled_over_all_requests() -> None:
     # 2 x 50 waits of 0, 1, ..., 99 s: linear interpolation gives p90 = 89.1 s, p99 = 98.01 s.
     trials = [

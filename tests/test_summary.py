@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from results.cells import disturbances
 from results.expert_heat import ExpertHeat, LayerForetold
 from results.run_frames import RunFrames
 from results.runs import RunData
+from tests.run_builders import cell, completion, run, trial
 from tests.scored_runs import two_arms
 
 
@@ -49,6 +51,13 @@ def test_four_of_four_is_not_certain_and_no_tool_is_named_that_did_not_say_so() 
     assert "0.8 [0.3,1.0]" in said
     assert "[ ] is that of an accuracy over its samples" in said
     assert "lm-eval" not in said
+
+
+def test_the_half_beside_a_mean_reaches_its_intervals_farther_end() -> None:
+    """Cut off at 0, the interval is [0, 14.7]: half of it, 7, is not how far the mean may be off."""
+    trials = [trial(repeat=i, completions=[completion("a", 0.0, 4, (t, t + 1))]) for i, t in enumerate((1, 3))]
+    # t_{0.975,1} = tan(0.475 pi) = 12.7; mean 2, s / sqrt(n) = 1.
+    assert re.search(r"\b2±13\b", printed(run([cell()], trials)))
 
 
 def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
