@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.terminal import table_of_arms
+from harness.terminal import print_whole, table_of_arms
 from results.asked_tables import AskedTable
 from results.printable import printable
 
@@ -27,7 +27,7 @@ def print_asked_tables(tables: Sequence[AskedTable], console: Console) -> None:
             table.add_column(Text(printable(column)), justify="right", overflow="fold")
         for name, entries in figure.rows:
             table.add_row(Text(printable(name)), *(Text(_words(entry)) for entry in entries))
-        console.print(table)
+        print_whole(table, console)
         console.print(printable(figure.subject), markup=False, highlight=False)
         for i, note in enumerate(figure.notes, start=1):
             console.print(f"({i}) {printable(note)}", markup=False, highlight=False)

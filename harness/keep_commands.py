@@ -110,7 +110,9 @@ def verify(
         if len(problems) > MOST_TOLD:
             typer.echo(f"and {len(problems) - MOST_TOLD} more")
     if problems:
-        fail(f"{path}: {len(problems)} of its files are not what they were", EXIT_ALTERED)
+        n = len(problems)
+        told = "one of its files is not what it was" if n == 1 else f"{n} of its files are not what they were"
+        fail(f"{path}: {told}", EXIT_ALTERED)
     if not as_json:
         manifest = found.manifest
         typer.echo(

@@ -24,6 +24,7 @@ from harness.conclusions import (
 )
 from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, fail
 from results.cells import trials_of, usable
+from results.records import MODEL_PREFIX
 from results.report.arms import arms_of
 from results.report.csv import csv_text
 from results.report.files import replace_text
@@ -100,7 +101,6 @@ def run_effects(run: RunData, say: Callable[[str], object]) -> list[Effect]:
 
 def _asked(run: RunData) -> Iterator[Asked]:
     from devices.models.operations import operations_of
-    from results.records import MODEL_PREFIX
 
     arms, trials = arms_of(run.cells), trials_of(run)
     places = dict.fromkeys((cell.device, cell.workload) for cell in run.cells if cell.device.startswith(MODEL_PREFIX))
@@ -175,7 +175,13 @@ def show_sensitivity(directory: Path, out: Path, console: Console) -> None:
 
     try:
         with Store.view(directory) as store:
-            found = run_effects(store.data(), say)
+            run = store.data()
+            if not any(cell.device.startswith(MODEL_PREFIX) for cell in run.cells):
+                fail(
+                    "--sensitivity: no device of this run has a hardware sheet, so no constant can change",
+                    EXIT_BAD_PLAN,
+                )
+            found = run_effects(run, say)
         files = write_sensitivity(found, out)
     except (DeviceError, StoreError, TraceFileError) as error:
         fail(f"--sensitivity: {error}", EXIT_BAD_PLAN)
@@ -184,7 +190,9 @@ def show_sensitivity(directory: Path, out: Path, console: Console) -> None:
     for one in found:
         if one.flips:
             say(one.words)
-    if not any(one.flips for one in found):
+    if not found:
+        say("No two arms of a modelled device are near each other.")
+    elif not any(one.flips for one in found):
         say("No conclusion flips when one constant changes by a fifth.")
     for file in files:
         say(str(file))

@@ -10,7 +10,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from harness.asked_summary import print_asked_tables
-from harness.terminal import table_of_arms
+from harness.terminal import print_whole, table_of_arms
 from results.cells import disturbances, usable, without_figures
 from results.counters import COUNTERS
 from results.operations import extrapolation_notes
@@ -139,7 +139,7 @@ def _print_standings(group: Group, single: Sequence[Group], units: PageUnits, co
     for row in shown.rows:
         told = (_standing(f, best) for f, best in zip(row.figures, shown.best, strict=True))
         table.add_row(Text(row.arm.name), *map(Text, told))
-    console.print(table)
+    print_whole(table, console)
     for _, words in sentences(group, single):
         console.print(words, markup=False, highlight=False)
     for i, note in enumerate(shown.notes, start=1):
@@ -239,7 +239,7 @@ def _print_table(
             entries.append(accuracy)
         failed = f" ({row['n_failed']} failed)" if row["n_failed"] else ""
         table.add_row(*map(Text, [*entries, f"{row['n']}{failed}"]))
-    console.print(table)
+    print_whole(table, console)
 
 
 def _mark(row: Row, reasons: list[str]) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 160
+WIDEST_CELL = 10_000
 LEAST_WIDTH = 30
 """Of tables: in less rich prints columns without a letter, and the terminal folds their lines itself."""
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
@@ -164,6 +165,24 @@ def table_of_arms(title: str, console: Console) -> Table:
     )
     table.add_column("arm", overflow="fold", min_width=10)
     return table
+
+
+def print_whole(table: Table, console: Console) -> None:
+    """Without a figure cut: a narrower terminal folds the lines, where Rich would leave the last columns out."""
+    from rich.measure import Measurement
+
+    # How wide a cell must be is told up to the width that is there.
+    options = console.options.update(max_width=WIDEST_CELL)
+    for column in table.columns:
+        if column.overflow == "fold":
+            continue
+        sizes = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
+        needed = max(size.maximum if column.no_wrap else size.minimum for size in sizes)
+        column.min_width = max(column.min_width or 0, needed)
+    needed = Measurement.get(console, options, table).minimum
+    if needed > console.width:
+        table.width = needed
+    console.print(table, crop=False)
 
 
 def rounded(value: Any) -> Any:

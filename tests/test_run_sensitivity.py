@@ -10,6 +10,8 @@ import pytest
 
 from devices.models.sheet import load_sheet, sheet_path
 from tests.command import joulebench
+from tests.histories import made_trial, write_run
+from tests.run_builders import cell
 
 CONSTANT = "units.npu.kernels.expert_ffn+attention.s_per_launch"
 PLAN = """
@@ -82,6 +84,18 @@ def test_leads_are_those_of_the_run_priced_again_with_the_changed_file(tmp_path:
     assert "What do the conclusions of this run hang on?" in (tmp_path / "run" / "sensitivity.html").read_text()
     watts = found[found.constant.str.endswith("_w")]
     assert set(watts.metric) == {"joules of a request"}, "no time hangs on watts"
+
+
+def test_a_run_without_a_hardware_sheet_is_told_that_nothing_can_change(tmp_path: Path) -> None:
+    """It said that no conclusion flips."""
+    write_run(
+        tmp_path / "run", [cell("c1"), cell("c2", engine="other")], [made_trial("c1", 0, 1.0), made_trial("c2", 0, 2.0)]
+    )
+    done = joulebench("report", str(tmp_path / "run"), "--sensitivity")
+    assert done.code == 2
+    assert "--sensitivity: no device of this run has a hardware sheet, so no constant can change" in done.stderr
+    assert "No conclusion flips" not in done.stdout
+    assert not (tmp_path / "run" / "sensitivity.csv").exists()
 
 
 def test_watts_are_not_asked_where_joules_are_missing(tmp_path: Path) -> None:

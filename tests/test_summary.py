@@ -71,6 +71,16 @@ def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
     assert lines[above + 1].index("token/s") == lines[above].index("prefill"), "whose tokens a second they are"
 
 
+def test_a_terminal_that_is_narrower_than_a_table_loses_no_figure() -> None:
+    """The last columns, and with them the accuracy, were cut off; a terminal folds the lines itself."""
+    said = printed(two_arms("1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1"), width=40)
+    (exact,) = (line.split() for line in said.splitlines() if line.split()[:2] == ["exact", "[1]"])
+    assert exact[-2:] == ["0.75", "3"]
+    assert "[0.53,0.89]" in said
+    assert "[0.46,0.58]" in said
+    assert "…" not in said
+
+
 def test_the_answer_of_the_first_screen_stands_at_the_end_with_names_and_times_the_baseline() -> None:
     """Joules of the windows: 6, 6.1, 6.2 J against 3, 3.2, 3.4 J; the seconds are the same twice.
 
