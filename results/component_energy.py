@@ -29,7 +29,7 @@ from results.jumps import LoneStep, lone_steps
 from results.liveness import Beside, at_rest, shows_nothing
 from results.rest import Resting, Stood, lowest_w, showing, stood_still
 from results.spikes import lone_spikes, runs_of
-from results.uncertainty import CounterErrors, PartRead, PowerErrors
+from results.uncertainty import CounterErrors, MeanErrors, PartRead, PowerErrors
 from results.units import format_duration
 
 MIN_UPDATES = 10
@@ -131,11 +131,13 @@ class ComponentEnergy:
             return str(reason)
 
     @cached_property
-    def _errors(self) -> CounterErrors | PowerErrors:
+    def _errors(self) -> CounterErrors | MeanErrors | PowerErrors:
         curve = self._curve
         if curve.watts is None:
             seen = curve.times_s, curve.segment_w, curve.renewed_within_s, curve.aged_j
             return CounterErrors(*seen, self.trace.resolution)
+        if curve.is_flat:
+            return MeanErrors(curve.times_s, curve.watts[:-1], self.trace.resolution)
         return PowerErrors(replace(self.trace, times_s=curve.times_s, values=curve.watts))
 
     @cached_property

@@ -8,7 +8,8 @@ Standard uncertainty (one sigma; dP is a change of power, w the time in which it
                   s d a value that was shown for one reading or update d only: see scatter
     means alone   a gauge that shows a value between two levels at each step shows means: a tenth of that variance, but
                   all of it within the update at an edge; and a quarter of an update, between the two, to its edges
-    no update     means of known stretches that stand until the next: twice dP dt / sqrt(12), and |P1 - P0| dt / 2
+    no update     means of known stretches: their energy is known, but how much of it lies before an edge inside one is
+                  not. As of a counter that is read where they begin
     counter       P w / sqrt(12) an edge: the age of its value; the value's step: q / sqrt(12);
                   dP dt f (1 - f): an edge at fraction f of the distance dt between two readings;
                   s dt sqrt(f (1 - f) + w / 2 dt): what varies from step to step is on either side of the edge
@@ -28,7 +29,8 @@ On a grid, and that of a gauge's renewals is one, what is alike errs alike:
                   of the readings, and where its edges hide; what it explains was not met by chance
     few changes   of a gauge, too few for a pattern: twice the variance, a rise and its fall may err alike
 
-A load in step with every single reading of a grid looks steady, and one nearly so looks slow: no reading can tell.
+A load in step with every single reading of a grid looks steady, and one nearly so looks slow: no reading can tell. So
+does one that comes and goes within every mean of a stretch alike: what of it lies before an edge is not told.
 
 **Parts of a total** (rails, packages, a processor and its memory) are felt by one load and often read at one time, so
 they err alike: rho s1 s2 joins each way, rho the correlation of what their powers change by, never below 0.
@@ -113,11 +115,10 @@ class PowerErrors:
         t, v, update_s = trace.times_s, trace.values, trace.update_period_s
         self._trace = trace
         self._is_at_random = _is_read_at_random(trace)
-        between = 2.0 if trace.kind == "held" and update_s == 0 else 1.0
         seen_s = min(update_s, trace.sample_interval_s or update_s)
         # Renewals are as far apart as each other, however well their times are known.
         apart_s = np.diff(t) if self._is_at_random else np.ones(len(t) - 1)
-        placed_j2 = (_sudden_w(v, apart_s) * between * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
+        placed_j2 = (_sudden_w(v, apart_s) * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
         self._change_j = np.sqrt(placed_j2 / 12)
         self._sum_j = np.concatenate([[0.0], np.cumsum(self._change_j)])
         self._sum_j2 = np.concatenate([[0.0], np.cumsum(self._change_j**2)])
@@ -139,7 +140,8 @@ class PowerErrors:
         at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
         inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
         scatter_j2 = self._scatter_j2(first[:, 0], last[:, 1])
-        late_s = update_s / 4 if is_of_means else _lateness_s(trace, int(first.min()), int(last.max()))
+        # How late changes show between two readings, beyond what is known: a third of an update, either way.
+        late_s = update_s / (4 if is_of_means else 3)
         late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * late_s
         total_s = float((edges[:, 1] - edges[:, 0]).sum())
         longest = np.argsort(first[:, 0] - last[:, 1])[:MOST_LOOKED_AT]
@@ -311,16 +313,6 @@ def _returning(watts: Array) -> float:
     return max(1.0, found)
 
 
-def _lateness_s(trace: PowerTrace, first: int, last: int) -> float:
-    """How late changes show between two readings, beyond what is known: a third of an update, either way.
-
-    A mean without an update period stands until the next: by half of that.
-    """
-    if trace.kind == "held" and trace.update_period_s == 0 and last > first:
-        return float(np.median(np.diff(trace.times_s[first : last + 1]))) / 2
-    return trace.update_period_s / 3
-
-
 class CounterErrors:
     """What the readings of a counter leave open of any window: what is the same for all windows is worked out once."""
 
@@ -341,12 +333,17 @@ class CounterErrors:
         i = np.clip(np.searchsorted(times_s, at_s, side="right") - 1, 0, len(watts) - 1)
         dt = times_s[i + 1] - times_s[i]
         f = np.clip((at_s - times_s[i]) / dt, 0.0, 1.0)
-        near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
         age_j2 = ((1 - f) * aged_j[i] + f * aged_j[i + 1]) ** 2
-        interpolated_j = np.ptp(near_w, axis=0) * dt * f * (1 - f)
+        interpolated_j = self._change_near_w(i, f) * dt * f * (1 - f)
         either_side = np.minimum(f * (1 - f) + self._within_s[i] / (2 * dt), 0.25)
         scatter_j2 = self._scatter_near_w2(i) * dt**2 * either_side
         return float((age_j2 + scatter_j2 + self._step_j**2 / 12).sum() + interpolated_j.sum() ** 2)
+
+    def _change_near_w(self, i: NDArray[np.intp], f: Array) -> Array:
+        """By how much the power may have changed within the i-th step, which an edge cuts at f."""
+        watts = self._watts
+        near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
+        return np.asarray(np.ptp(near_w, axis=0))
 
     def _scatter_near_w2(self, i: NDArray[np.intp]) -> Array:
         """Variance of the steps around the i-th of them, as power."""
@@ -357,3 +354,28 @@ class CounterErrors:
         high = np.clip(i + NEAR_STEPS, low + 1, n - 2)
         low = np.minimum(low, high - 1)
         return np.asarray(np.maximum((self._sum_w2[high] - self._sum_w2[low]) / (high - low), 0.0))
+
+
+class MeanErrors(CounterErrors):
+    """What means of known stretches leave open of any window: the stretches that its edges cut, and the mean's step.
+
+    Of the first stretch nobody saw the level before, of the last none behind. A step of D at u of the first moves its
+    mean by u D off the level behind, and D (min(f, u) - f u) across an edge at f: no more than that mean is off, times
+    1 - f. Nor is D more than all that was seen of the power. So too of the last, the other way round.
+    """
+
+    def __init__(self, times_s: Array, watts: Array, step_w: float) -> None:
+        """times_s: where the stretches begin, and where the last ends [m]; watts: their means [m - 1]."""
+        exact = np.zeros(len(times_s))
+        super().__init__(times_s, watts, exact, exact, 0.0)
+        self._mean_step_w, self._seen_w = step_w, float(np.ptp(watts))
+
+    def variance_j2(self, edges: Array) -> float:
+        total_s = float((edges[:, 1] - edges[:, 0]).sum())
+        return super().variance_j2(edges) + (self._mean_step_w * total_s) ** 2 / 12
+
+    def _change_near_w(self, i: NDArray[np.intp], f: Array) -> Array:
+        change_w = super()._change_near_w(i, f)
+        is_first, is_last = i == 0, i == len(self._watts) - 1
+        before = np.where(is_first, f, np.where(is_last, 1 - f, 1.0))
+        return np.where(is_first | is_last, np.minimum(change_w / np.maximum(before, 1e-9), self._seen_w), change_w)

@@ -50,11 +50,49 @@ def test_a_step_of_a_renewed_value_hides_between_two_renewals_and_is_late_or_not
     assert power_variance_j2(power(bump, update_period_s=DT), WINDOW) == pytest.approx(2 * hidden_j2)
 
 
-def test_means_that_stand_for_a_stretch_without_an_update_err_by_a_stretch() -> None:
+def test_means_of_known_stretches_leave_open_what_their_edges_cut() -> None:
+    """A stretch of 7 W between 2 W and 12 W, cut at 0.3 of it: a step in it moves up to 10 W x 0.3 x 0.7 of it across
+    the edge, whenever it was. Elsewhere nothing is open: steps inside of the window are in their means."""
     watts = np.where(AT_S < 5.0, 2.0, 12.0)
-    flat = trace("held", AT_S, watts, DT)
-    expected = 10.0**2 * (2 * DT) ** 2 / 12 + (10.0 * DT / 2) ** 2
-    assert power_variance_j2(flat, WINDOW) == pytest.approx(expected)
+    watts[at(5.0)] = 7.0
+
+    def variance_j2(start_s: float, end_s: float) -> float:
+        found = energy_between([trace("held", AT_S, watts, DT)], [(start_s, end_s)], "all", "m")
+        assert found.uncertainty_j is not None
+        return found.uncertainty_j**2
+
+    assert variance_j2(1.0, 9.0) == pytest.approx(0.0, abs=1e-18)
+    assert variance_j2(1.012, 9.031) == pytest.approx(0.0, abs=1e-18)
+    assert variance_j2(1.0, 5.0 + 0.3 * DT) == pytest.approx((10.0 * DT * 0.3 * 0.7) ** 2)
+    # At both edges the power may have changed alike.
+    both = watts + np.where(AT_S < 3.0, 10.0, 0.0)
+    both[at(3.0)] = 7.0
+    found = energy_between([trace("held", AT_S, both, DT)], [(3.0 + 0.5 * DT, 5.0 + 0.3 * DT)], "all", "m")
+    assert found.uncertainty_j == pytest.approx(10.0 * DT * (0.3 * 0.7 + 0.5 * 0.5))
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(("f", "u"), [(0.1, 0.1), (0.1, 0.6), (0.5, 0.2), (0.9, 0.85)])
+def test_a_step_in_the_first_stretch_or_the_last_is_within_what_is_stated(f: float, u: float, is_last: bool) -> None:
+    """From 2 W to 12 W at u of a stretch that an edge cuts at f; the other level is seen later, or was before."""
+    of_step_w = 2.0 * u + 12.0 * (1 - u)
+    watts = np.array([of_step_w, *[12.0] * 50, *[2.0] * 10])
+    across_w = 10.0 * (min(f, u) - f * u)
+    window = (f * DT, 2.0)
+    if is_last:
+        watts = np.array([*[12.0] * 10, *[2.0] * 50, of_step_w])
+        window = (1.0, (60 + f) * DT)
+    flat = trace("held", DT * np.arange(62.0), np.append(watts, watts[-1])[:62], DT)
+    found = energy_between([flat], [window], "all", "m")
+    assert found.uncertainty_j is not None
+    assert across_w * DT <= found.uncertainty_j * (1 + 1e-9)
+    assert found.uncertainty_j <= 10.0 * DT * f * (1 - f) * (1 + 1e-9)
+
+
+def test_the_step_of_means_counts_over_the_whole_window() -> None:
+    one = trace("held", AT_S, np.full(len(AT_S), 7.0), DT, resolution=0.3)
+    found = energy_between([one], [(1.0, 9.0)], "all", "m")
+    assert found.uncertainty_j == pytest.approx(0.3 * 8.0 / np.sqrt(12))
 
 
 def test_a_value_shown_once_counts_as_met_by_chance() -> None:

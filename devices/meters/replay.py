@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
 from devices.meters.playback import Playback
 from devices.meters.power_csv import is_power, read_power_csv
-from devices.powermetrics import PowerSample, parse_powermetrics
+from devices.powermetrics import W_PER_MW, PowerSample, parse_powermetrics
 from results.records import PowerTrace
 
 POWERMETRICS_ADDITIVE = ("cpu", "gpu", "ane", "dram")
@@ -82,7 +82,8 @@ def _read_powermetrics(path: Path) -> _Recording:
     watts = [[sample.power_w[c] for c in components] for sample in samples]
     note = f"replayed from {path.name}, {log.machine or 'a Mac'}: means of about {np.median(durations_s):.3g} s"
     channels = tuple(
-        Channel(component=c, kind="held", additive=c in POWERMETRICS_ADDITIVE, note=note) for c in components
+        Channel(component=c, kind="held", resolution=W_PER_MW, additive=c in POWERMETRICS_ADDITIVE, note=note)
+        for c in components
     )
     times_s, read = np.concatenate([[0.0], np.cumsum(durations_s)]), np.array([*watts, watts[-1]])
     if not is_power(times_s, read):
