@@ -18,7 +18,7 @@ The difference P - P0 has the interval of the mean of P l_s - P0 l0_s (the delta
 nll_nats.
 
 Other values have the mean of their differences with its interval (`results.statistics.mean_interval`: Student's t, from
-20 pairs on BCa bootstrap), and p of the paired t test.
+20 pairs on BCa bootstrap, from 200 its closed form), and p of the paired t test.
 
 All intervals are two-sided at 95 %, uncorrected for how many arms are compared.
 """
@@ -34,13 +34,14 @@ from numpy.typing import NDArray
 
 from results.metrics import energy_observations, latency_observations
 from results.records import Phase
-from results.statistics import BOOTSTRAP_FROM, CONFIDENCE, NORMAL_95, mean_interval
+from results.statistics import BOOTSTRAP_FROM, CONFIDENCE, NORMAL_95, SERIES_FROM, mean_interval
 from results.trials import Trial
 
 MCNEMAR = "McNemar, exact"
 MCNEMAR_CLUSTERED = "McNemar, exact, clustered by sample"
 PAIRED_T = "paired t"
 PAIRED_T_BOOTSTRAP = "paired t, interval BCa bootstrap"
+PAIRED_T_SERIES = "paired t, interval corrected for skewness"
 
 
 SAME = 1e-12
@@ -215,7 +216,7 @@ def mean_difference(differences: Sequence[float]) -> Difference:
         reason = f"all {n} pairs differ alike: no scatter to judge by"
         return Difference(n, mean, None, None, None, None, n_changed, reason)
     low, high = mean_interval(x)
-    test = PAIRED_T if n < BOOTSTRAP_FROM else PAIRED_T_BOOTSTRAP
+    test = PAIRED_T if n < BOOTSTRAP_FROM else PAIRED_T_BOOTSTRAP if n < SERIES_FROM else PAIRED_T_SERIES
     t = mean / (float(x.std(ddof=1)) / math.sqrt(n))
     return Difference(n, mean, low, high, 2 * float(stdtr(n - 1, -abs(t))), test, n_changed)
 

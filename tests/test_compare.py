@@ -14,6 +14,7 @@ from results.compare import (
     MCNEMAR_CLUSTERED,
     PAIRED_T,
     PAIRED_T_BOOTSTRAP,
+    PAIRED_T_SERIES,
     UnlikeError,
     clustered_mcnemar,
     compare_scores,
@@ -117,6 +118,19 @@ def test_from_twenty_pairs_on_the_interval_is_the_bootstrap() -> None:
     assert found.high is not None
     assert found.low < x.mean() < found.high
     assert x.mean() - found.low < found.high - x.mean(), "as the values lean"
+
+
+def test_from_200_pairs_on_no_bootstrap_is_named() -> None:
+    """The interval is mean + g s (1 + 2 t^2) / 6n -+ t s / sqrt(n), with g the skewness (decision 4)."""
+    from scipy import stats
+
+    x = np.random.default_rng(3).exponential(size=200)
+    found = mean_difference(x.tolist())
+    n, t, s = 200, float(stats.t.ppf(0.975, 199)), float(x.std(ddof=1))
+    shift = float(np.mean(((x - x.mean()) / s) ** 3)) * s * (1 + 2 * t * t) / (6 * n)
+    expected = x.mean() + shift - t * s / np.sqrt(n), x.mean() + shift + t * s / np.sqrt(n)
+    assert (found.low, found.high) == pytest.approx(expected)
+    assert found.test == PAIRED_T_SERIES
 
 
 @pytest.mark.parametrize(
