@@ -10,6 +10,7 @@ import pytest
 
 from devices.base import MeterUnavailableError
 from devices.meters.laptop_battery import LaptopBatteryMeter
+from tests.fakes.stepped_clock import stepped
 from tests.fakes.sysfs import Sysfs
 from tests.meter_windows import CLOCK, measure, read_on_grid, sleep, total
 
@@ -67,7 +68,8 @@ def test_window_of_ten_updates_gives_its_energy_with_the_update_period_that_was_
     assert traces[0].kind == "held"
 
 
-def test_window_of_a_slow_gauge_is_unresolved_with_the_reason(supplies: Sysfs) -> None:
+def test_window_of_a_slow_gauge_is_unresolved_with_the_reason(supplies: Sysfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped(monkeypatch.setattr)  # a machine that stood still for 0.2 s would leave a gap
     supplies.add("BAT0", BATTERY)
     traces, start_s, end_s = measure(opened(supplies), sleep(0.3))
     reading = total(traces, start_s, end_s)

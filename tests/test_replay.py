@@ -8,7 +8,14 @@ import pytest
 
 from devices.base import DeviceError, MeterUnavailableError
 from devices.meters.replay import ReplayMeter
+from tests.fakes.stepped_clock import stepped
 from tests.meter_windows import CLOCK, measure, sleep, total
+
+
+@pytest.fixture(autouse=True)
+def by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window is as long as it is meant to be, and nobody waits for it."""
+    stepped(monkeypatch.setattr)
 
 
 def replay(path: Path, text: str) -> ReplayMeter:
