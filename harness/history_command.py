@@ -63,10 +63,10 @@ def history(
         with opened(directory) as found:
             runs = chosen(found, plan or (), device or (), last)
             if html is not None:
-                _write_page(found, runs, device or (), html)
-            elif as_json:
+                _write_page(found, runs, device or (), html, beside_json=as_json)
+            if as_json:
                 typer.echo(json.dumps([_record(run) for run in runs], indent=2))
-            else:
+            elif html is None:
                 _print(found, runs)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "runs that were read are in the index")
@@ -225,14 +225,16 @@ def figures_told(run: RunPoint) -> str:
     return "; ".join(told) or "none"
 
 
-def _write_page(found: History, runs: Sequence[RunPoint], devices: Sequence[str], html: Path) -> None:
+def _write_page(
+    found: History, runs: Sequence[RunPoint], devices: Sequence[str], html: Path, beside_json: bool
+) -> None:
     from results.report.history_page import write_history_page
 
     try:
         told = write_history_page(found, runs, devices, html)
     except OSError as error:
         fail(f"--html {html}: cannot be written ({error.strerror or error}); name another file", EXIT_NOT_WRITTEN)
-    typer.echo(f"{printable(str(html))}: {told}")
+    typer.echo(f"{printable(str(html))}: {told}", err=beside_json)
 
 
 # --- baselines -------------------------------------------------------------------------------------------------------

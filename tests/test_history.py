@@ -258,7 +258,10 @@ def test_names_of_arms_stand_above_their_chart_and_not_on_each_other(tmp_path: P
     arms = [f"{'a-long-name-of-an-arm-' * 4}{i}" for i in range(2)]
     cells = [cell(f"c{i}", engine=arm, label=arm) for i, arm in enumerate(arms)]
     write_run(tmp_path / "run", cells, [made_trial(f"c{i}", 0, 1.0) for i in range(2)])
-    assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
+    found = listed(tmp_path, "--html", str(tmp_path / "page.html"), "--json")
+    assert found.code == 0
+    (one,) = json.loads(found.stdout)  # beside the page: it was left out
+    assert one["n_ok"] == 2
     text = (tmp_path / "page.html").read_text("utf-8")
     legend = text[text.index('<ul class="legend">') : text.index("</ul>")]
     assert [arm for arm in arms if f"</svg>{arm}</li>" in legend] == arms

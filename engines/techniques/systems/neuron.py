@@ -25,7 +25,7 @@ SYSTEMS = (
     ),
     Preset(
         "dropping",
-        "a capacity factor; later tokens overflow, surviving weights are scaled up",
+        "a capacity factor; later tokens overflow, surviving weights add up to 1 where the router's do",
         f"{_SOURCE}, dropping",
         Choices(ON_CPU, CapacityParameters()),
     ),
