@@ -7,7 +7,7 @@ import os
 import re
 import select
 import shutil
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, comp
 from results.environments import TORCH_ALONE
 from tests.benchmarks.first_start import NAME, factors
 from tests.benchmarks.measurement import read_json
+from tests.eventually import eventually
 from tests.kernel_builds import load_anew, program, stamps, user_cache
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is nothing to keep")
@@ -58,17 +59,16 @@ def test_long_compilation_is_told_while_it_lasts_and_a_short_one_is_not(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(library, "NOTICED_S", 0.01)
     with library.told_when_long(Compiler(("/usr/bin/c++",))):
-        for _ in range(1000):
-            if caplog.records:
-                break
-            time.sleep(0.01)
+        assert eventually(lambda: caplog.records)
     (said,) = (record.message for record in caplog.records)
     assert said == "compiling the kernels with /usr/bin/c++: about ten seconds, once for this machine and version"
     caplog.clear()
-    monkeypatch.setattr(library, "NOTICED_S", 0.2)
+    monkeypatch.setattr(library, "NOTICED_S", 3600.0)
+    before = set(threading.enumerate())
     with library.told_when_long(Compiler(("/usr/bin/c++",))):
-        pass
-    time.sleep(0.4)
+        (waiting,) = set(threading.enumerate()) - before
+    waiting.join(60)
+    assert not waiting.is_alive(), "nobody waits any more who would tell it later"
     assert not caplog.records
 
 
