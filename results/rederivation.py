@@ -130,10 +130,12 @@ def derivation_notes(run: RunData) -> list[str]:
     others = sum(not is_by_this_code(t.derived_by) for t in metered)
     if not others:
         return told
+    remedy = "`joulebench report DIR --rederive` derives them again and says what changes"
+    if run.derived_again:
+        remedy = "they could not be derived again"
     return [
         *told,
-        f"the joules of {others} of {len(metered)} trials were derived by another version of joulebench;"
-        " `joulebench report DIR --rederive` derives them again and says what changes.",
+        f"the joules of {others} of {len(metered)} trials were derived by another version of joulebench; {remedy}.",
     ]
 
 
