@@ -23,7 +23,8 @@ class ScriptedServer:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
-        threading.Thread(target=self._answer, daemon=True).start()
+        self._answering = threading.Thread(target=self._answer, daemon=True)
+        self._answering.start()
 
     def _answer(self) -> None:
         while True:
@@ -65,6 +66,11 @@ class ScriptedServer:
         return True
 
     def close(self) -> None:
+        """Nobody waits any more for a connection: a call that a signal starts again takes the number of a socket that
+        is closed for the next server's."""
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._answering.join(10)
         self._listening.close()
 
 
@@ -128,6 +134,17 @@ def usage(n_prompt: int, n_new: int, n_cached: int | None = None) -> dict[str, A
     if n_cached is not None:
         counts["prompt_tokens_details"] = {"cached_tokens": n_cached}
     return {"choices": [], "usage": counts}
+
+
+def unfinished(part: bytes) -> Callable[[socket.socket], None]:
+    """The beginning of an answer, of which no more comes until the client goes away."""
+
+    def send(connection: socket.socket) -> None:
+        connection.sendall(part)
+        with suppress(OSError):
+            connection.recv(1)
+
+    return send
 
 
 def slowly(parts: Sequence[bytes], pause_s: float) -> Callable[[socket.socket], None]:
