@@ -26,8 +26,6 @@ from tests.fakes.families import CASES, write_family
 from tests.fakes.published import PUBLISHED
 from tests.fakes.random_models import copy_tokenizer
 
-pytestmark = pytest.mark.numbers
-
 
 def config_of(name: str, **changes: Any) -> ModelConfig:
     return parse_model_config({**PUBLISHED[name].config, **changes}, None)
@@ -126,6 +124,7 @@ def add_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file(load_file(path) | tensors, path)
 
 
+@pytest.mark.numbers
 def test_layer_that_predicts_further_ahead_is_left_out_and_the_one_after_it_is_not(tmp_path: Path) -> None:
     """DeepSeek-V3 and GLM-4.5 publish num_nextn_predict_layers = 1 beyond the last layer; transformers skips it too."""
     theirs = write_family(tmp_path, CASES["deepseek-v3"])
@@ -142,6 +141,7 @@ def test_layer_that_predicts_further_ahead_is_left_out_and_the_one_after_it_is_n
         inspect_checkpoint(str(tmp_path))
 
 
+@pytest.mark.numbers
 def test_text_half_of_a_model_that_sees_is_read_from_the_level_below(tmp_path: Path) -> None:
     """Llama 4 as published: config under text_config, tensors under language_model, the vision half beside them."""
     theirs = write_family(tmp_path, CASES["llama4"])
@@ -161,6 +161,7 @@ def test_text_half_of_a_model_that_sees_is_read_from_the_level_below(tmp_path: P
     assert load_checkpoint(str(tmp_path), torch.float32).tokenizer.eos_token_ids == (0,)
 
 
+@pytest.mark.numbers
 def test_phi_moe_is_known_by_its_published_name_too(tmp_path: Path) -> None:
     write_family(tmp_path, CASES["phi-moe"])
     tokens = random_tokens(10)
@@ -195,6 +196,7 @@ def test_missing_and_misshapen_tensors_of_every_kind_are_named(tmp_path: Path, c
         load_checkpoint(str(tmp_path), torch.float32)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("case", ["gpt-oss", "gpt-oss-mxfp4", "deepseek-v3", "gemma2", "phi3", "llama4"])
 def test_narrow_weights_compute_as_if_they_were_wide(tmp_path: Path, case: str) -> None:
     """A folder of bf16 values, held as bf16 or fp32: stacks, latents and fused tensors keep their values."""
@@ -211,6 +213,7 @@ def test_narrow_weights_compute_as_if_they_were_wide(tmp_path: Path, case: str) 
     assert torch.equal(*logits)
 
 
+@pytest.mark.numbers
 def test_fp8_projections_are_values_times_the_scale_of_their_block(tmp_path: Path) -> None:
     """DeepSeek-V3's own storage, in blocks of 16 x 24 that do not divide the matrices. The oracle is a folder of the
     products, multiplied block by block."""
@@ -270,6 +273,7 @@ def v1_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("chunks", [[60], [7, 40, 1, 12], [50] + [1] * 10], ids=["whole", "uneven", "decode"])
 def test_deepseek_v1_is_its_definition(v1_folder: Path, chunks: list[int]) -> None:
     tokens = random_tokens(60)
@@ -278,6 +282,7 @@ def test_deepseek_v1_is_its_definition(v1_folder: Path, chunks: list[int]) -> No
     assert (logits_of(v1_folder, tokens, chunks) - expected).abs().max() < 1e-4
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(
     "changes",
     [
@@ -353,6 +358,7 @@ def test_keys_of_a_text_half_are_those_of_the_model_alone() -> None:
         parse_model_config({**published, "text_config": {**text, "clip_qkv": 1.0}}, None)
 
 
+@pytest.mark.numbers
 def test_deepseek_v1_continues_as_its_definition_does(v1_folder: Path) -> None:
     tensors = load_file(v1_folder / "model.safetensors")
     tokens = random_tokens(10)
@@ -364,6 +370,7 @@ def test_deepseek_v1_continues_as_its_definition_does(v1_folder: Path) -> None:
     assert len(set(greedy.tolist())) > 4
 
 
+@pytest.mark.numbers
 def test_deepseek_v1_first_layer_is_dense(v1_folder: Path) -> None:
     model = Transformer(load_checkpoint(str(v1_folder), torch.float32))
     cache = KeyValueCache(model.config)
