@@ -34,15 +34,14 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
         return _why_not_there(engine, device)
     if device.is_phone:
         return "joulebench's own engine computes on this host"
-    rounding = engine.quantise.rounding
-    keys = " and ".join(f"quantise.{key}" for key in rounding)
-    if device.computes != "cpu" and rounding:
-        asked = f"{' and '.join(dict.fromkeys(rounding.values()))} arithmetic is of this host's CPU"
-        return f"{asked}, and weights are widened elsewhere; leave {keys} out"
+    keys = " and ".join(f"quantise.{key}" for key in engine.quantise.rounding)
+    if device.computes != "cpu" and keys:
+        return f"{keys} is for this host's CPU: what is narrow is widened elsewhere; leave it out"
     if not device.is_modelled:
-        reason = lacks_bf16() if "bf16" in rounding.values() else None
-        return None if reason is None else f"{reason}; leave {keys} out"
-    if rounding:
+        needing = engine.quantise.multiplying_bf16
+        reason = lacks_bf16() if needing else None
+        return None if reason is None else f"{reason}; leave {' and '.join(f'quantise.{key}' for key in needing)} out"
+    if keys:
         return f"a modelled device prices arithmetic of two bytes a value, so {keys} is for the host"
     if engine.quantise.asked and not plays:
         return "a modelled device prices weights of two bytes, so quantise is for the host"

@@ -226,7 +226,7 @@ def _forms(weights: str) -> Quantisation:
     from engines.pricing.model_shape import WeightBits
 
     table = table_of(weights, WeightBits._fields)
-    for key in ("arithmetic", "attention_arithmetic"):
+    for key in ("arithmetic", "attention_arithmetic", "cache"):
         if key in table:
             raise ValueError(f"{key}: no sheet has prices for it; leave it out")
     return quantisation_of(table)

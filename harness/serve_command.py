@@ -155,8 +155,8 @@ def _quantise(model: str, weights: str | None, arithmetic: Arithmetic | None) ->
         found = quantisation_of(table)
     except ValueError as error:
         fail(f"{option}: {error}", EXIT_BAD_PLAN)
-    if "bf16" in found.rounding.values() and (reason := lacks_bf16()) is not None:
-        fail(f"{option}: {reason}; leave {' and '.join(found.rounding)} out", EXIT_BAD_PLAN)
+    if found.multiplying_bf16 and (reason := lacks_bf16()) is not None:
+        fail(f"{option}: {reason}; leave {' and '.join(found.multiplying_bf16)} out", EXIT_BAD_PLAN)
     check_quantisation(config, found, f"{option}: ")
     return found
 

@@ -14,7 +14,7 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels.tables import why_not_bf16
 from engines.model.checkpoints import load_checkpoint
-from engines.model.quantised import Arithmetic, Quantisation
+from engines.model.quantised import Arithmetic, CacheForm, Quantisation
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.reference import ReferenceEngine
 from engines.shown import Shown
@@ -40,7 +40,7 @@ def caches_of(model: Transformer, n: int) -> list[KeyValueCache]:
     """Behind prompts of unlike lengths."""
     found = []
     for number in range(n):
-        cache = KeyValueCache(model.config)
+        cache = model.new_cache()
         cache.start(70)
         generator = torch.Generator().manual_seed(number)
         model.forward(torch.randint(1, 2048, (3 + number,), generator=generator), cache, dropless(), "prefill")
@@ -101,6 +101,13 @@ def test_one_call_is_its_layers_in_every_form_of_weights(n_threads: int, arithme
         model = Transformer(load_checkpoint(str(BUNDLED), torch.float32, quantise))
         for n in SIZES:
             assert_one_call_is_its_layers(model, n)
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16"])
+def test_one_call_is_its_layers_with_a_narrow_cache(form: CacheForm) -> None:
+    model = Transformer(load_checkpoint(str(BUNDLED), torch.float32, Quantisation(cache=form)))
+    for n in SIZES:
+        assert_one_call_is_its_layers(model, n)
 
 
 @pytest.mark.parametrize("kind", LAYER_BY_LAYER)

@@ -407,6 +407,12 @@ def test_logits_that_are_no_numbers_are_an_error_of_that_token_and_no_answer(
         (torch.bfloat16, Quantisation(), ": fetch the model again"),
         (torch.float32, Quantisation(experts="int8", arithmetic="int8"), ": leave arithmetic int8 out, or fetch the"),
         (
+            torch.float32,
+            Quantisation(cache="fp16"),
+            ": keep the cache in bf16 or fp32, for fp16 ends at 65504, or fetch",
+        ),
+        (torch.float32, Quantisation(cache="bf16"), ": fetch the model again"),
+        (
             torch.float16,
             Quantisation(experts="int8", arithmetic="int8"),
             ": hold weights in bfloat16 or float32, for float16 ends at 65504, or leave arithmetic int8 out, or fetch",

@@ -10,14 +10,16 @@
 #include <cstring>
 #include <vector>
 
+#include "kept.h"
 #include "pool.h"
 #include "vectors.h"
 
 // What queries may look at: position p sees positions max(0, p - window + 1) .. p, all of the past where window is 0.
 // sinks[head], if any, is a score that takes part in the softmax and carries no value.
 struct Attention {
-  const float* keys;  // [M, S, D], `head_stride` floats between heads; values alike
-  const float* values;
+  const void* keys;  // [M, S, D] in the form that is kept, `head_stride` of them between heads; values alike
+  const void* values;
+  int32_t kept;  // that form: of enum Format
   int64_t head_stride, n_heads, n_kv_heads, dim, window;
   float scale;
   const float* sinks;
@@ -63,8 +65,8 @@ inline f8 sums_across(const f8 (&r)[8]) {
 }
 
 // out[V registers of features] += the values of some blocks by their shares.
-template <class F, int V>
-inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const float* value, int64_t dim,
+template <class F, int V, class E>
+inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const E* value, int64_t dim,
                        const float* share_S, float* out) {
   constexpr int kEach = sizeof(F) / sizeof(float);
   F sums[V];
@@ -72,10 +74,10 @@ inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const f
   for (int v = 0; v < V; v++) sums[v] = load<F>(out + kEach * v);
   for (int64_t b = begin; b < end; b++)
     for (int i = 0; i < 8; i++) {
-      const float* one = value + blocks.place(b, i) * dim;
+      const E* one = value + blocks.place(b, i) * dim;
       const float share = share_S[b * 8 + i];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; v++) sums[v] += share * load<F>(one + kEach * v);
+      for (int v = 0; v < V; v++) sums[v] += share * floats<F>(one + kEach * v);
     }
 #pragma GCC unroll 8
   for (int v = 0; v < V; v++) store(out + kEach * v, sums[v]);
@@ -90,19 +92,20 @@ struct OneQuery {
 };
 
 // The heads that share keys and values go through them together, a few blocks at a time that stay in the first cache.
-inline void attend_kv_head(const OneQuery& one, int64_t kv_head) {
+template <class E>
+inline void attend_kept(const OneQuery& one, int64_t kv_head) {
   constexpr int64_t kPiece = 4;  // blocks: 8 KB of keys where a head has 64 features
   const Attention& a = one.a;
   const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim, first = a.first_seen(one.position);
-  const int64_t row_bytes = dim * int64_t(sizeof(float));
+  const int64_t row_bytes = dim * int64_t(sizeof(E));
   const Blocks blocks(one.position + 1 - first);
   thread_local std::vector<float> buffer;
   float* score_GS = scratch(buffer, per_kv * blocks.n * 8);  // S in the order of blocks
-  const float* key = a.keys + kv_head * a.head_stride + first * dim;
-  const float* value = a.values + kv_head * a.head_stride + first * dim;
+  const E* key = (const E*)a.keys + kv_head * a.head_stride + first * dim;
+  const E* value = (const E*)a.values + kv_head * a.head_stride + first * dim;
   const float* query = one.query_ND + kv_head * per_kv * dim;
   for (int64_t b = 0; b < blocks.n; b++) {
-    const float* eight[8];
+    const E* eight[8];
     for (int i = 0; i < 8; i++) eight[i] = key + blocks.place(b, i) * dim;
     for (int i = 0; i < 8; i++) ask_ahead(eight[i], row_bytes, 2 * kAhead);
     for (int64_t g = 0; g < per_kv; g++) {
@@ -110,7 +113,7 @@ inline void attend_kv_head(const OneQuery& one, int64_t kv_head) {
       for (int64_t d = 0; d < dim; d += 8) {
         const f8 of_query = load<f8>(query + g * dim + d);
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) sums[i] += of_query * load<f8>(eight[i] + d);
+        for (int i = 0; i < 8; i++) sums[i] += of_query * floats<f8>(eight[i] + d);
       }
       store(score_GS + (g * blocks.n + b) * 8, a.scale * sums_across(sums));
     }
@@ -150,6 +153,10 @@ inline void attend_kv_head(const OneQuery& one, int64_t kv_head) {
       for (; d < dim; d += 8) add_values<f8, 1>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
     }
   }
+}
+
+inline void attend_kv_head(const OneQuery& one, int64_t kv_head) {
+  as_kept(one.a.kept, [&](auto element) { attend_kept<decltype(element)>(one, kv_head); });
 }
 
 // query_of(i): the i-th of n, all of one layer. Sequences that are decoded together share out their heads as one job.

@@ -33,6 +33,7 @@ from engines.kernels.tables import (
     address,
     described,
     int64s,
+    plain_format,
     reads,
     serves,
 )
@@ -69,6 +70,11 @@ class CacheTable:
     kept: tuple[Tensor, ...]
     """Owners of the memory that the table points into."""
 
+    @property
+    def form(self) -> int:
+        """Of `enum Format`."""
+        return plain_format(self.kept[0].dtype)
+
     @cached_property
     def places_LX(self) -> NDArray[np.int64]:
         """What `struct Chunk` of layer.h begins with, of every layer."""
@@ -76,8 +82,8 @@ class CacheTable:
 
 
 def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheTable:
-    """Of each layer [M, S, D]. `serves` must hold of all."""
-    assert serves(*keys, *values)
+    """Of each layer [M, S, D], on the CPU, contiguous, all of one form of `enum Format`."""
+    assert all(held.dtype is keys[0].dtype and held.is_cpu and held.is_contiguous() for held in (*keys, *values))
     assert all(key.shape == value.shape == keys[0].shape for key, value in zip(keys, values, strict=True))
     addresses = ctypes.c_void_p * len(keys)
     return CacheTable(
@@ -95,11 +101,12 @@ def chunk_table(sequences: Sequence[tuple[CacheTable, int, int]]) -> ChunkTable:
     assert all(n and position + n <= cache.n_positions for cache, position, n in sequences)
     n_kv_heads, _, dim = caches[0].kept[0].shape
     assert all(cache.kept[0].shape[::2] == (n_kv_heads, dim) for cache in caches)
+    assert all(cache.form == caches[0].form for cache in caches)
     chunks_LSX = np.empty((len(caches[0].keys), len(caches), 6), dtype=np.int64)
     np.stack([cache.places_LX for cache in caches], axis=1, out=chunks_LSX[:, :, :3])
     firsts = (0, *accumulate(counts))
     chunks_LSX[:, :, 3:] = np.array([positions, firsts[:-1], counts]).T
-    return ChunkTable(chunks_LSX, firsts[-1], n_kv_heads, dim, caches)
+    return ChunkTable(chunks_LSX, firsts[-1], n_kv_heads, dim, caches[0].form, caches)
 
 
 class LackingExperts(Protocol):
@@ -226,7 +233,7 @@ class Decoder:
         assert chunks.n_tokens == chunks.chunks_LSX.shape[1] == len(turns) == n_tokens
         assert len(chunks.chunks_LSX) == len(self.layers)
         attention = self.layers[0].attention.layer
-        assert (chunks.n_kv_heads, chunks.dim) == (attention.n_kv_heads, attention.dim)
+        assert (chunks.n_kv_heads, chunks.dim, chunks.form) == (attention.n_kv_heads, attention.dim, attention.kept)
         assert min(token_ids) >= 0
         assert max(token_ids) < ends.n_ids
         n_pairs = turns[0][0].shape[1]
@@ -282,6 +289,7 @@ class Decoder:
         n_layers = len(self.layers)
         assert len(cache.keys) == len(table.layouts) == n_layers
         assert position < cache.n_positions
+        assert all(layer.attention.layer.kept == cache.form for layer in self.layers[:1])
         kernels = library()
         assert kernels is not None  # the tables exist
         if isinstance(start, Tensor):

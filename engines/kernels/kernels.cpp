@@ -186,7 +186,7 @@ int32_t joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, 
 // made. The caller computes them, and goes on with that layer as `first_layer` and what they gave as mixed[H]. Returns
 // n_layers at the end; normed[H] is then the output as `norm` and `eps` norm it for the head.
 int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, float* x, const float* cos_P,
-                        const float* sin_P, int64_t n_pairs, float* const* keys, float* const* values,
+                        const float* sin_P, int64_t n_pairs, void* const* keys, void* const* values,
                         int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids,
                         float* weights, int64_t* rows, Exchange* exchange, const Held* held, const Guesses* guesses,
                         int64_t* guessed, float* states, float* normed, const float* norm, float eps,

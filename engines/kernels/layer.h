@@ -72,6 +72,7 @@ struct AttentionLayer {
   float scale, eps;
   int32_t neighbours;
   int32_t by_pairs;  // many queries, keys, shares and values are multiplied in bf16
+  int32_t kept;      // the form in which caches keep keys and values: of enum Format
 };
 
 // Which experts a token goes to. Of equal scores the lower index wins.
@@ -139,9 +140,9 @@ inline void route(const Router& router, const float* x, int64_t n_tokens, int64_
 }
 
 // The new tokens of one sequence: rows of x from `first_row` on, whose keys and values [M, S, D] belong into the cache
-// (`head_stride` floats between heads) at `position` and on.
+// (`head_stride` numbers between heads) at `position` and on.
 struct Chunk {
-  float *keys, *values;
+  void *keys, *values;
   int64_t head_stride, position, first_row, n_tokens;
 };
 
@@ -186,7 +187,7 @@ inline void attend_rows(const AttentionLayer& layer, const float* query, int64_t
   const int64_t q_width = layer.n_heads * layer.dim;
   float* mixed = scratch(buffer, n_tokens * q_width);
   const auto attention_of = [&](const Chunk& chunk) {
-    return Attention{chunk.keys, chunk.values, chunk.head_stride, layer.n_heads, layer.n_kv_heads, layer.dim,
+    return Attention{chunk.keys, chunk.values, layer.kept, chunk.head_stride, layer.n_heads, layer.n_kv_heads, layer.dim,
                      layer.window, layer.scale, layer.sinks, layer.by_pairs != 0};
   };
   const auto has_many = [](const Chunk& chunk) { return chunk.n_tokens > 1; };
@@ -222,8 +223,10 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
     for (int64_t head = 0; head < layer.n_kv_heads; head++) {
       const int64_t from = t * kv_width + head * dim, place = chunk->position + t - chunk->first_row;
       const int64_t to = head * chunk->head_stride + place * dim;
-      std::memcpy(chunk->keys + to, key + from, dim * sizeof(float));
-      std::memcpy(chunk->values + to, value + from, dim * sizeof(float));
+      as_kept(layer.kept, [&](auto element) {
+        keep(key + from, dim, (decltype(element)*)chunk->keys + to);
+        keep(value + from, dim, (decltype(element)*)chunk->values + to);
+      });
     }
   });
   attend_rows(layer, query, n_tokens, chunks, n_chunks, out, n_threads);

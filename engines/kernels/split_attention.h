@@ -38,13 +38,16 @@ inline bool split_attention(const AttentionLayer& layer, const float* x, const f
   const auto cached = [&](int64_t from, int64_t n, const float* keys, const float* values) {
     for (int64_t i = 0; i < n; i++) {
       const int64_t to = (from + i) * stride + chunk.position * dim;
-      std::memcpy(chunk.keys + to, keys + i * dim, size_t(dim) * sizeof(float));
-      std::memcpy(chunk.values + to, values + i * dim, size_t(dim) * sizeof(float));
+      as_kept(layer.kept, [&](auto element) {
+        keep(keys + i * dim, dim, (decltype(element)*)chunk.keys + to);
+        keep(values + i * dim, dim, (decltype(element)*)chunk.values + to);
+      });
     }
   };
   cached(first, n_own, key + first * dim, value + first * dim);
-  const Attention heads = {chunk.keys + first * stride, chunk.values + first * stride, stride, n_own * per_kv, n_own, dim,
-                           layer.window, layer.scale, layer.sinks ? layer.sinks + first * per_kv : nullptr, false};
+  const int64_t before = first * stride * kBits[layer.kept] / 8;
+  const Attention heads = {(char*)chunk.keys + before, (char*)chunk.values + before, layer.kept, stride, n_own * per_kv, n_own,
+                           dim, layer.window, layer.scale, layer.sinks ? layer.sinks + first * per_kv : nullptr, false};
   const OneQuery one = {heads, query + first * per_kv * dim, chunk.position, own};
   attend_ones(1, n_own, n_threads, [&](int64_t) { return one; });
   std::memcpy(own + n_own * per_kv * dim, key + first * dim, size_t(n_own * dim) * sizeof(float));

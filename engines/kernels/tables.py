@@ -55,6 +55,7 @@ class AttentionStruct(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("neighbours", ctypes.c_int32),
         ("by_pairs", ctypes.c_int32),
+        ("kept", ctypes.c_int32),
     )
 
 
@@ -107,6 +108,8 @@ class ChunkTable:
     n_tokens: int
     n_kv_heads: int
     dim: int
+    form: int
+    """Of what is kept: of `enum Format`."""
     kept: tuple[object, ...]
     """Owners of the memory that the table points into."""
 
@@ -116,7 +119,7 @@ class ChunkTable:
 
     def of(self, table: AttentionTable, layer: int, n_tokens: int) -> tuple[int, int]:
         """Address and number of a layer's."""
-        assert (self.n_kv_heads, self.dim) == (table.layer.n_kv_heads, table.layer.dim)
+        assert (self.n_kv_heads, self.dim, self.form) == (table.layer.n_kv_heads, table.layer.dim, table.layer.kept)
         assert self.n_tokens == n_tokens
         return self.address + layer * self.chunks_LSX.strides[0], self.chunks_LSX.shape[1]
 
@@ -168,9 +171,11 @@ def attention_table(
     scale: float,
     neighbours: bool,
     arithmetic: Arithmetic = "fp32",
+    kept: torch.dtype = torch.float32,
 ) -> AttentionTable | None:
     """norms: of each head's query and key, with their epsilon. window: positions that a query sees, None for all.
-    arithmetic: of what attention of more than one token multiplies, fp32 or bf16.
+    arithmetic: of what attention of more than one token multiplies, fp32 or bf16. kept: the dtype of keys and values in
+    caches.
 
     None where the kernels cannot read a matrix, do not multiply bf16 by itself or the heads do not fill registers.
     """
@@ -190,6 +195,7 @@ def attention_table(
         norms[2] if norms is not None else 0.0,
         neighbours,
         arithmetic == "bf16",
+        plain_format(kept),
     )
     return AttentionTable(layer, (*matrices, *vectors), q_QH.shape[1])
 
@@ -204,6 +210,11 @@ def router_table(
     assert top_k <= n_experts
     struct = RouterStruct(address(weight_EH), address(bias_E), hidden, n_experts, top_k, of_chosen, normalise, scale)
     return RouterTable(struct, (weight_EH, bias_E), hidden, top_k)
+
+
+def plain_format(dtype: torch.dtype) -> int:
+    """Of `enum Format`."""
+    return _PLAIN_FORMATS[dtype]
 
 
 def int64s(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

@@ -55,9 +55,16 @@ class FloatBlock {
  public:
   static constexpr int64_t kAligned = 1;  // keys that are multiplied together
 
-  FloatBlock(int64_t dim, float*) : dim_(dim) {}
-  static int64_t size(int64_t) { return 0; }
+  // room: of `size` floats.
+  FloatBlock(int64_t dim, float* room) : dim_(dim), room_(room) {}
+  static int64_t size(int64_t dim) { return 2 * kKeys * dim; }
   void take(const float* keys, const float* values, int64_t) { keys_ = keys, values_ = values; }
+  template <class E>
+  void take(const E* keys, const E* values, int64_t n_keys) {
+    float* const values_to = room_ + kKeys * dim_;
+    read_kept(keys, n_keys * dim_, room_), read_kept(values, n_keys * dim_, values_to);
+    keys_ = room_, values_ = values_to;
+  }
 
   static void ready_queries(int64_t, float*) {}
   template <int N>
@@ -77,6 +84,7 @@ class FloatBlock {
 
  private:
   int64_t dim_;
+  float* room_;
   const float *keys_, *values_;
 };
 
@@ -89,8 +97,15 @@ class PairBlock {
 
   // room: of `size` floats.
   PairBlock(int64_t dim, float* room)
-      : dim_(dim), stride_(pairs_stride(dim)), keys_((int32_t*)room), values_(keys_ + kKeys * stride_) {}
-  static int64_t size(int64_t dim) { return kKeys * (pairs_stride(dim) + dim / 2); }
+      : dim_(dim), stride_(pairs_stride(dim)), keys_((int32_t*)room), values_(keys_ + kKeys * stride_),
+        rows_(room + kKeys * (stride_ + dim / 2)) {}
+  static int64_t size(int64_t dim) { return kKeys * (pairs_stride(dim) + dim / 2) + 2 * kKeys * dim; }
+  template <class E>
+  void take(const E* keys, const E* values, int64_t n_keys) {
+    float* const values_to = rows_ + kKeys * dim_;
+    read_kept(keys, n_keys * dim_, rows_), read_kept(values, n_keys * dim_, values_to);
+    take(rows_, values_to, n_keys);
+  }
   void take(const float* keys, const float* values, int64_t n_keys) {
     for (int64_t s = 0; s < n_keys; s++) prepare_pairs(keys + s * dim_, dim_, (float*)keys_ + s * stride_);
     for (int64_t s = 0; s < n_keys; s += 2) {
@@ -132,6 +147,7 @@ class PairBlock {
 
   int64_t dim_, stride_;
   int32_t *keys_, *values_;
+  float* rows_;  // of keys, then of values, that are not kept as floats
 };
 
 #endif
@@ -273,7 +289,10 @@ inline void attend_by(const Attention& a, const float* query_TQ, int64_t positio
       const int64_t end_seen = group[n - 1].position + group[n - 1].n;
       for (int64_t at = a.first_seen(group[0].position) / kKeys * kKeys; at < end_seen; at += kKeys) {
         const int64_t from = kv_head * a.head_stride + at * dim, n_keys = std::min(kKeys, end_seen - at);
-        block.take(a.keys + from, a.values + from, n_keys);
+        as_kept(a.kept, [&](auto element) {
+          typedef decltype(element) E;
+          block.take((const E*)a.keys + from, (const E*)a.values + from, n_keys);
+        });
         for (int64_t i = 0; i < n; i++) group[i].meet(a, block, at, n_keys, score);
       }
       for (int64_t i = 0; i < n; i++) group[i].finish(dim, out_TQ + place(i), stride);

@@ -132,6 +132,8 @@ class _Mover:
             return tuple(self.moved(one) for one in part)
         if isinstance(part, AttentionWeights) and part.arithmetic != "fp32":
             self._refuse("attention in bf16", "attention_arithmetic")
+        if isinstance(part, AttentionWeights) and part.kept is not torch.float32:
+            self._refuse(f"a cache in {part.kept}", "cache")
         if is_dataclass(part) and not isinstance(part, type):
             return replace(part, **{f.name: self.moved(getattr(part, f.name)) for f in fields(part)})
         return part

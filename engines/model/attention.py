@@ -43,6 +43,8 @@ class AttentionWeights:
     sinks_N: Tensor | None
     arithmetic: Arithmetic = "fp32"
     """Of what attention of more than one token multiplies: see `mix_values`."""
+    kept: torch.dtype = torch.float32
+    """How a cache keeps keys and values."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def attend(
     mixed = []
     for chunk in step.chunks:
         view, keys, values = chunk.views[span], chunk.cache.keys[layer], chunk.cache.values[layer]
-        key_MSD, value_MSD = keys[:, view.first : chunk.end], values[:, view.first : chunk.end]
+        key_MSD, value_MSD = (x[:, view.first : chunk.end].to(query_NTD.dtype) for x in (keys, values))
         query, sinks_N = query_NTD[:, chunk.rows], weights.sinks_N
         arithmetic = weights.arithmetic if chunk.n_tokens > 1 else "fp32"
         mixed.append(mix_values(query, key_MSD, value_MSD, view.mask_TS, config.attention, sinks_N, arithmetic))
@@ -154,6 +156,7 @@ def kernel_table(
         attention.scale,
         config.rope.pairs == "neighbours",
         weights.arithmetic,
+        weights.kept,
     )
 
 

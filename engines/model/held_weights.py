@@ -48,6 +48,8 @@ def remedy(weights: object) -> str:
         found.append("hold weights in bfloat16 or float32, for float16 ends at 65504")
     if (arithmetic := rounds_inputs(weights)) is not None:
         found.append(f"leave arithmetic {arithmetic} out")
+    if isinstance(weights, ModelWeights) and weights.kept is torch.float16:
+        found.append("keep the cache in bf16 or fp32, for fp16 ends at 65504")
     return ", or ".join([*found, "fetch the model again"])
 
 

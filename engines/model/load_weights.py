@@ -107,7 +107,7 @@ class _Builder:
             self._experts_form = None
         self._dense_form: Form = quantise.dense or plain
         self._attention_form: Form = quantise.attention or plain
-        self._attention_arithmetic = quantise.attention_of(self._attention_form)
+        self._attention_arithmetic, self._kept = quantise.attention_of(self._attention_form), quantise.kept
         self._head_form: Form = quantise.head or plain
 
     def model(self) -> ModelWeights:
@@ -189,6 +189,7 @@ class _Builder:
             k_norm=norm("k_norm", kv_width),
             sinks_N=self._tensors.vector(prefix + "sinks", config.n_heads) if attention.sinks else None,
             arithmetic=self._attention_arithmetic,
+            kept=self._kept,
         )
 
     def _latent_attention(self, prefix: str, latent: LatentConfig) -> LatentWeights:

@@ -27,6 +27,7 @@ FORMS: tuple[Form, ...] = get_args(Form)
 Arithmetic = Literal["fp32", "int8", "bf16"]
 """What a product rounds its input to first: see `rounded`."""
 AttentionArithmetic = Literal["fp32", "bf16"]
+CacheForm = Literal["bf16", "fp16"]
 ROUNDED_FORMS: dict[Arithmetic, tuple[Form, ...]] = {
     "int8": ("int8", "int4-g32", "int4-g64", "int4-g128"),
     "bf16": ("bf16",),
@@ -81,20 +82,33 @@ class Quantisation(Record):
     """Of what attention of more than one token multiplies: queries, keys, values and shares. None: bf16 where its
     matrices are of bf16 and multiplied so, else fp32. Latent attention is always fp32."""
 
+    cache: CacheForm | None = None
+    """What keys and values are rounded to as they are kept. None: fp32."""
+
     @property
     def asked(self) -> dict[str, Form]:
         """Component to form, without those that are left alone."""
-        return self.model_dump(exclude_none=True, exclude={"arithmetic", "attention_arithmetic"})
+        return self.model_dump(exclude_none=True, exclude={"arithmetic", "attention_arithmetic", "cache"})
 
     @property
-    def rounding(self) -> dict[str, Arithmetic]:
-        """What is asked for beside forms, by key: what is rounded before it is multiplied."""
-        return self.model_dump(include={"arithmetic", "attention_arithmetic"}, exclude_defaults=True)
+    def rounding(self) -> dict[str, Arithmetic | CacheForm]:
+        """What is asked for beside forms of weights, by key: what is rounded before it is multiplied, or kept."""
+        return self.model_dump(include={"arithmetic", "attention_arithmetic", "cache"}, exclude_defaults=True)
 
     @property
     def rounds(self) -> bool:
-        """Whether anything is rounded before it is multiplied."""
+        """Whether anything is rounded before it is multiplied, or kept."""
         return bool(set(self.rounding.values()) - {"fp32"})
+
+    @property
+    def multiplying_bf16(self) -> tuple[str, ...]:
+        """Keys by which bf16 is to be multiplied by itself, which few machines do."""
+        return tuple(key for key in ("arithmetic", "attention_arithmetic") if self.rounding.get(key) == "bf16")
+
+    @property
+    def kept(self) -> torch.dtype:
+        """Of keys and values."""
+        return torch.float32 if self.cache is None else PLAIN_DTYPES[self.cache]
 
     def attention_of(self, form: Form) -> AttentionArithmetic:
         """Arithmetic of attention whose matrices have this form."""

@@ -38,10 +38,9 @@ class ReadsTensors(Protocol):
 
 def check_bf16(quantise: Quantisation) -> None:
     """Raises `EngineError` where nothing on this machine multiplies bf16, and something is to be."""
-    asked = [key for key, arithmetic in quantise.rounding.items() if arithmetic == "bf16"]
-    why_not = tables.why_not_bf16() if asked else None
+    why_not = tables.why_not_bf16() if quantise.multiplying_bf16 else None
     if why_not is not None:
-        keys = " and ".join(asked)
+        keys = " and ".join(quantise.multiplying_bf16)
         raise EngineError(f'{keys} "bf16": {why_not}; leave {keys} out')
 
 

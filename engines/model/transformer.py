@@ -89,6 +89,7 @@ class Transformer:
         self.config = checkpoint.config
         self._device = None if backend is None else backend.device
         self._dtype = torch.float32 if backend is None else backend.dtype
+        self._kept = checkpoint.weights.kept if backend is None else backend.dtype
         self.weights = self._weights = (
             checkpoint.weights if backend is None else moved(checkpoint.weights, backend, experts_stay)
         )
@@ -106,7 +107,7 @@ class Transformer:
 
     def new_cache(self) -> KeyValueCache:
         """An empty one, where this model computes."""
-        return KeyValueCache(self.config, self._device, self._dtype)
+        return KeyValueCache(self.config, self._device, self._kept)
 
     def forward(
         self,

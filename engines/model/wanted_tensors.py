@@ -47,9 +47,11 @@ def check_quantisation(config: ModelConfig, quantise: Quantisation, where: str =
         raise EngineError(f"{where}experts has no effect, for the model is dense; name dense instead")
     if quantise.dense is not None and "dense" not in there:
         raise EngineError(f"{where}dense has no effect: no layer is dense and there is no shared expert; remove it")
-    by_kernels = any(kernels_attend(config, layer) for layer in range(config.n_layers))
-    if quantise.attention_arithmetic is not None and not by_kernels:
+    by_kernels = [kernels_attend(config, layer) for layer in range(config.n_layers)]
+    if quantise.attention_arithmetic is not None and not any(by_kernels):
         raise EngineError(f"{where}attention_arithmetic has no effect: such attention stays fp32; remove it")
+    if quantise.cache is not None and not all(by_kernels):
+        raise EngineError(f"{where}cache: torch computes such attention, and would widen it for each token; remove it")
     load_weights(config, _nothing, torch.float32, quantise)
 
 

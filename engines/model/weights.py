@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from engines.model.attention import AttentionWeights, LatentWeights
@@ -46,3 +47,9 @@ class ModelWeights:
     head_LH: Matrix
     head_bias_L: Tensor | None
     head_is_copy: bool = False
+
+    @property
+    def kept(self) -> torch.dtype:
+        """How a cache on the CPU keeps keys and values."""
+        attention = self.layers[0].attention
+        return attention.kept if isinstance(attention, AttentionWeights) else torch.float32

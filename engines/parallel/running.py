@@ -169,7 +169,7 @@ class _Leading(RankTransformer):
         self._n_caches = 0
 
     def new_cache(self) -> KeyValueCache:
-        cache = ToldCache(self.config, self._device, self._dtype)
+        cache = ToldCache(self.config, self._device, self._kept)
         cache.number, cache.workers = self._n_caches, self._workers
         self._n_caches += 1
         return cache
