@@ -281,12 +281,21 @@ def test_quantised_weights_are_widened_and_it_is_told(tmp_path: Path, caplog: py
     assert difference.abs().max() < 1e-4
 
 
-def test_attention_in_bf16_of_the_kernels_is_not_moved(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"arithmetic": "bf16"}, "attention in bf16 is of the CPU, and .*; leave attention_arithmetic out"),
+        ({"kept": torch.float16}, r"a cache in torch.float16 is of the CPU, and .*; leave cache out"),
+    ],
+)
+def test_attention_in_bf16_and_narrow_caches_are_not_moved(
+    checkpoint: Checkpoint, asked: dict[str, Any], told: str
+) -> None:
     layers = list[LayerWeights]()
     for layer in checkpoint.weights.layers:
         assert isinstance(layer.attention, AttentionWeights)
-        layers.append(replace(layer, attention=replace(layer.attention, arithmetic="bf16")))
-    with pytest.raises(EngineError, match=r"attention in bf16 is of the CPU, and .*; leave attention_arithmetic out"):
+        layers.append(replace(layer, attention=replace(layer.attention, **asked)))
+    with pytest.raises(EngineError, match=told):
         moved(replace(checkpoint.weights, layers=tuple(layers)), FP32_ON_CPU)
 
 

@@ -140,7 +140,7 @@ def test_every_form_of_weights_can_be_asked_by_its_name(form: str) -> None:
     assert json.loads(by_name.stdout) == json.loads(by_table.stdout)
 
 
-@pytest.mark.parametrize("asked", ['arithmetic = "int8"', 'attention_arithmetic = "bf16"'])
+@pytest.mark.parametrize("asked", ['arithmetic = "int8"', 'attention_arithmetic = "bf16"', 'cache = "fp16"'])
 def test_arithmetic_is_no_form_that_a_sheet_prices(asked: str) -> None:
     told = CliRunner().invoke(app, ["cross", "--weights", f'{{ experts = "int8", {asked} }}'])
     assert told.exit_code == 2

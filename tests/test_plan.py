@@ -76,7 +76,7 @@ from tests.plans import (
             {"engine": [DROPLESS | {"quantise": {"embedding": "int8"}}]},
             [
                 "engine[0].quantise.embedding: unknown key",
-                "known: arithmetic, attention, attention_arithmetic, dense, experts, head",
+                "known: arithmetic, attention, attention_arithmetic, cache, dense, experts, head",
             ],
         ),
         ({"engine": [DROPLESS | {"quantise": "int8"}]}, ["engine[0].quantise", "'int8'", "table"]),

@@ -112,13 +112,16 @@ def test_arithmetic_is_a_choice_of_the_plan_that_makes_another_cell() -> None:
     assert plain.cell.cell_id != rounded.cell.cell_id
 
 
-def test_arithmetic_of_attention_makes_another_cell_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arithmetic_of_attention_and_the_form_of_its_cache_make_another_cell_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("engines.kernels.compile.has", lambda what: True)
     narrow = DROPLESS | {"quantise": {"experts": "int8", "arithmetic": "int8"}}
-    rounding = {"name": "rounding", "quantise": narrow["quantise"] | {"attention_arithmetic": "bf16"}}
-    plain, rounded = build_plan(raw_plan(engine=[narrow, DROPLESS | rounding])).cells
-    assert rounded.cell.engine_parameters == plain.cell.engine_parameters | {"attention_arithmetic": "bf16"}
-    assert plain.cell.cell_id != rounded.cell.cell_id
+    for asked in ({"attention_arithmetic": "bf16"}, {"cache": "fp16"}):
+        rounding = {"name": "rounding", "quantise": narrow["quantise"] | asked}
+        plain, rounded = build_plan(raw_plan(engine=[narrow, DROPLESS | rounding])).cells
+        assert rounded.cell.engine_parameters == plain.cell.engine_parameters | asked
+        assert plain.cell.cell_id != rounded.cell.cell_id
 
 
 @pytest.mark.parametrize(("has_bf16", "planned"), [(True, {"plain", "rounding"}), (False, {"plain"})])
@@ -134,7 +137,9 @@ def test_bf16_arithmetic_is_skipped_where_the_processor_has_none(
     assert [told in line for line in plan.skipped] == ([] if has_bf16 else [True])
 
 
-@pytest.mark.parametrize("quantise", [{"experts": "int8", "arithmetic": "int8"}, {"attention_arithmetic": "bf16"}])
+@pytest.mark.parametrize(
+    "quantise", [{"experts": "int8", "arithmetic": "int8"}, {"attention_arithmetic": "bf16"}, {"cache": "bf16"}]
+)
 def test_rounded_arithmetic_stays_on_the_cpu_of_this_host(quantise: dict[str, str]) -> None:
     arm = DROPLESS | {"quantise": quantise}
     on_gpu = {"name": "host", "computes": "cuda"}
@@ -151,6 +156,7 @@ def test_rounded_arithmetic_stays_on_the_cpu_of_this_host(quantise: dict[str, st
         ({"experts": "int8", "arithmetic": "int4"}, "quantise.arithmetic"),
         ({"experts": "bf16", "arithmetic": "int8"}, 'arithmetic "int8" multiplies weights of int8'),
         ({"attention_arithmetic": "int8"}, "quantise.attention_arithmetic"),
+        ({"cache": "int8"}, "quantise.cache"),
         ({"experts": "int8", "attention_arithmetic": "fp32"}, 'attention_arithmetic "fp32" has no effect'),
     ],
 )

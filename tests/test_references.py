@@ -46,8 +46,8 @@ def test_without_a_lossless_arm_there_is_none() -> None:
 
 def test_an_arm_whose_attention_rounds_is_not_lossless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.kernels.compile.has", lambda what: True)
-    rounding = DROPLESS | {"quantise": {"attention_arithmetic": "bf16"}}
-    assert set(on_host(rounding, TIERS).values()) == {None}
+    for asked in ({"attention_arithmetic": "bf16"}, {"cache": "fp16"}):
+        assert set(on_host(DROPLESS | {"quantise": asked}, TIERS).values()) == {None}
 
 
 def test_each_workload_and_each_model_has_its_own() -> None:
