@@ -45,6 +45,7 @@ from tests.benchmarks.race_forms import (
     FORMS_OF_LONG_PROMPTS,
     PHASES,
     PROMPTS,
+    Form,
     conditions,
     place,
 )
@@ -94,7 +95,10 @@ Result = Mapping[str, Mapping[str, Turns]]
 
 
 def ours(source: Path | str, form: str) -> Contender:
-    held = FORMS_OF_LONG_PROMPTS[form]
+    return engine_of(source, FORMS_OF_LONG_PROMPTS[form])
+
+
+def engine_of(source: Path | str, held: Form) -> Contender:
     checkpoint = load_checkpoint(str(source), held.dtype, held.quantise)
     engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
 
