@@ -180,6 +180,15 @@ def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
         ratios(chosen("long-prompts", "prefill", "1024", form, "prompt 16384"), 2) for form in ("f32", "bf16 by bf16")
     ]
     assert f"16384 tokens keep {long[0]} of the rate of 1024 in f32, {long[1]} in bf16 by bf16" in text
+    with_bf16, without = (
+        ratios(chosen("long-prompts", "prefill", "1024", form, "prompt 16384", "AVX-512 (Zen 4)"), 2)
+        for form in ("int8 by int8 with bf16 attention", "int8 by int8")
+    )
+    assert f"int8 by int8 keeps {with_bf16} on a Zen 4, and without it {without} there" in text
+    kept = [ratios(chosen("kept-cache", "decode", "cache in fp32", form), 2) for form in ("f32", "f16", "int8 by int8")]
+    assert f"it decodes {kept[0]} times as fast so in f32, {kept[1]} in f16 and {kept[2]} in int8 by int8" in text
+    beside_llama = ratios(chosen("kept-cache", "decode", "llama.cpp"), 1)
+    assert f"That is {beside_llama} times llama.cpp's rate there." in text
     tasks = [
         " and ".join(f"{row.ratio or 0:.1f}" for row in chosen("lm-eval-speed", task, "hf"))
         for task in ("HellaSwag", "RULER", "BoolQ")
