@@ -24,7 +24,7 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
-from engines.model.held_weights import active_weights, held_weights, remedy, rounds_attention, rounds_inputs
+from engines.model.held_weights import active_weights, held_weights, remedy, rounding_of
 from engines.model.rope_config import LongRope, LongScaling
 from engines.model.step_plans import StepPlans
 from engines.model.transformer import KeyValueCache, Transformer, model_of
@@ -109,7 +109,7 @@ class ReferenceEngine:
         self.layer_observer: LayerObserver | None = None
         backend = find_backend(torch_device, compute_dtype)
         self._backend = backend
-        self._rounding = rounds_inputs(checkpoint.weights), rounds_attention(checkpoint.weights)
+        self._rounding = rounding_of(checkpoint.weights)
         self._turns_when_reached = long_rope == "when_reached"
         stay = expert_memory.loads(technique)
         self._model = model or model_of(checkpoint, torch_device, compute_dtype, long_rope, stay)
@@ -297,7 +297,7 @@ class ReferenceEngine:
 
     def take_road(self) -> Road:
         roads, found = self._counting.take_roads(), self._cores.take_found()
-        return road(self._backend, *roads, self._cores.n_threads, found, *self._rounding)
+        return road(self._backend, *roads, self._cores.n_threads, found, self._rounding)
 
     def _ready(self) -> Technique:
         if self._technique is None:

@@ -11,7 +11,7 @@ from results.environments import BUILD_DIGITS, Build, PhaseThreads, Road
 
 if TYPE_CHECKING:
     from engines.model.accelerator import Backend, DeviceType
-    from engines.model.quantised import Arithmetic, AttentionArithmetic
+    from engines.model.held_weights import Rounding
 
 Decoding = Literal["fused", "layer by layer", "plan by plan"]
 """A step is one call of the kernels; each layer's experts are; or each layer waits until its plan is made."""
@@ -42,8 +42,7 @@ def road(
     decoded: Set[Decoding],
     n_threads: int,
     phases: tuple[PhaseThreads | None, PhaseThreads | None] = (None, None),
-    rounds_inputs: Arithmetic | None = None,
-    attention_rounded_to: AttentionArithmetic | None = None,
+    rounding: Rounding | None = None,
 ) -> Road:
     """Of an engine. prefilled: how its steps that read prompts computed experts. decoded: how each of its steps was
     computed that gave a token. phases: the threads of prefill and of decoding, where they were chosen apart."""
@@ -57,9 +56,10 @@ def road(
         decoding="both" if len(decoded) > 1 else next(iter(decoded), None),
         device=cast("DeviceType", device),
         dtype="float32" if backend is None else str(backend.dtype).removeprefix("torch."),
-        rounds_inputs=rounds_inputs is not None,
-        rounded_to="bf16" if rounds_inputs == "bf16" else "int8",
-        attention_rounded_to="bf16" if attention_rounded_to == "bf16" else None,
+        rounds_inputs=rounding is not None and rounding.products is not None,
+        rounded_to="bf16" if rounding is not None and rounding.products == "bf16" else "int8",
+        attention_rounded_to="bf16" if rounding is not None and rounding.attention == "bf16" else None,
+        cache_rounded_to=None if rounding is None else rounding.cache,
         n_threads=n_threads,
         prefill_threads=phases[0],
         decoding_threads=phases[1],

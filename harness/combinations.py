@@ -34,15 +34,16 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
         return _why_not_there(engine, device)
     if device.is_phone:
         return "joulebench's own engine computes on this host"
-    keys = " and ".join(f"quantise.{key}" for key in engine.quantise.rounding)
+    keys = [f"quantise.{key}" for key in engine.quantise.rounding]
+    told, leave = f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'}", "them" if len(keys) > 1 else "it"
     if device.computes != "cpu" and keys:
-        return f"{keys} is for this host's CPU: what is narrow is widened elsewhere; leave it out"
+        return f"{told} for this host's CPU: what is narrow is widened elsewhere; leave {leave} out"
     if not device.is_modelled:
         needing = engine.quantise.multiplying_bf16
         reason = lacks_bf16() if needing else None
         return None if reason is None else f"{reason}; leave {' and '.join(f'quantise.{key}' for key in needing)} out"
     if keys:
-        return f"a modelled device prices arithmetic of two bytes a value, so {keys} is for the host"
+        return f"a modelled device prices arithmetic of two bytes a value, so {told} for the host"
     if engine.quantise.asked and not plays:
         return "a modelled device prices weights of two bytes, so quantise is for the host"
     if engine.max_batch > 1:

@@ -130,6 +130,8 @@ class Road(Record):
     attention_rounded_to: Literal["bf16"] | None = None
     """What queries, keys, values and shares of more than one token were rounded to. None: nothing; or, in stores of
     before, bf16 where products were and the matrices of attention are bf16."""
+    cache_rounded_to: Literal["bf16", "fp16"] | None = None
+    """What keys and values were rounded to as they were kept. None: nothing."""
     n_threads: int
     """Of each process, the most in a phase."""
     threads_are_asked: bool = False

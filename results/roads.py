@@ -39,13 +39,15 @@ def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[
 
 
 def arithmetic_width(road: Road) -> str | None:
-    """ "fp32", or what inputs of products were rounded to, and those of attention where they were rounded to something
-    else. None: of another engine, or told by `dtype`."""
+    """ "fp32", or what inputs of products were rounded to, and those of attention and its cache where they were rounded
+    to something else. None: of another engine, or told by `dtype`."""
     if not of_ours(road) or road.dtype != "float32":
         return None
     products = road.rounded_to if road.rounds_inputs else "fp32"
     of_attention = road.attention_rounded_to or products
-    return products if of_attention == products else f"{products} (attention {of_attention})"
+    others = [f"attention {of_attention}"] if of_attention != products else []
+    others += [f"cache {road.cache_rounded_to}"] if road.cache_rounded_to is not None else []
+    return f"{products} ({' and '.join(others)})" if others else products
 
 
 def _thread_words(road: Road) -> list[str]:

@@ -91,6 +91,12 @@ def test_a_table_of_another_form_than_its_cache_is_not_used() -> None:
         native.attend(random(1, 96), table_of(torch.bfloat16), None, None, chunks, layer=0)
 
 
+@pytest.mark.parametrize("form", ["fp16", "bf16", None])
+def test_the_road_says_how_keys_and_values_were_kept(form: Any) -> None:
+    loaded = load_checkpoint(BUNDLED, torch.float32, Quantisation(cache=form))
+    assert ReferenceEngine(loaded, DroplessParameters(), threads=1).take_road().cache_rounded_to == form
+
+
 def logits_of(quantise: Quantisation) -> tuple[Tensor, Tensor]:
     """Of a prompt, and of a token behind it; the cache is that of the model."""
     model = Transformer(load_checkpoint(BUNDLED, torch.float32, quantise))

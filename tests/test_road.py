@@ -263,9 +263,11 @@ def test_rounding_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32(to: str) 
         ({"rounds_inputs": True, "rounded_to": "int8", "attention_rounded_to": "bf16"}, "int8 (attention bf16)"),
         ({"rounds_inputs": True, "rounded_to": "bf16", "attention_rounded_to": "bf16"}, "bf16"),
         ({"attention_rounded_to": "bf16"}, "fp32 (attention bf16)"),
+        ({"cache_rounded_to": "fp16"}, "fp32 (cache fp16)"),
+        ({"attention_rounded_to": "bf16", "cache_rounded_to": "bf16"}, "fp32 (attention bf16 and cache bf16)"),
     ],
 )
-def test_attention_of_another_arithmetic_than_products_is_told(changes: dict[str, Any], told: str) -> None:
+def test_attention_and_a_cache_of_another_form_than_products_are_told(changes: dict[str, Any], told: str) -> None:
     own = KERNELS.model_copy(update=changes)
     cells = [cell("c1"), cell("c2", engine="other")]
     made = run(cells, [trial("c1", 0, road=KERNELS), trial("c2", 0, road=own)])

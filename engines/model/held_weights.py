@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from typing import NamedTuple
 
 import torch
 
 from engines.base import HeldWeights
 from engines.model.attention import AttentionWeights
 from engines.model.experts import ExpertWeights
-from engines.model.quantised import Arithmetic, AttentionArithmetic, QuantisedMatrix
+from engines.model.quantised import Arithmetic, AttentionArithmetic, CacheForm, QuantisedMatrix
 from engines.model.weights import ModelWeights, SparseWeights
 from results.records import ActiveWeights
 
@@ -35,10 +36,21 @@ def rounds_inputs(weights: object) -> Arithmetic | None:
     return next((arithmetic for arithmetic in found if arithmetic != "fp32"), None)
 
 
-def rounds_attention(weights: ModelWeights) -> AttentionArithmetic | None:
-    """What attention of more than one token rounds to, what it multiplies; None where it does not."""
-    found = {one.attention.arithmetic for one in weights.layers if isinstance(one.attention, AttentionWeights)}
-    return "bf16" if "bf16" in found else None
+class Rounding(NamedTuple):
+    """What is rounded of an engine, and to what; None: nothing."""
+
+    products: Arithmetic | None
+    """Inputs of products with some matrices."""
+    attention: AttentionArithmetic | None
+    """What attention of more than one token multiplies."""
+    cache: CacheForm | None
+    """Keys and values as they are kept."""
+
+
+def rounding_of(weights: ModelWeights) -> Rounding:
+    of_attention = {one.attention.arithmetic for one in weights.layers if isinstance(one.attention, AttentionWeights)}
+    forms: dict[torch.dtype, CacheForm] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return Rounding(rounds_inputs(weights), "bf16" if "bf16" in of_attention else None, forms.get(weights.kept))
 
 
 def remedy(weights: object) -> str:
