@@ -99,7 +99,7 @@ def nested(depth: int) -> list[Any]:
         ({"protocol": {"stop": 5}}, ["protocol.stop: must be a table, found 5", "max_repeats, metric, min_repeats"]),
         (
             {"engine": [DROPLESS | {"quantise": 5}]},
-            ["engine[0].quantise: must be a table", "attention, dense"],
+            ["engine[0].quantise: must be a table", "attention_arithmetic, cache, dense"],
         ),
         (
             {"workload": [{"name": "lm_eval", "task": "arc_easy", "data_files": 5}]},
