@@ -37,7 +37,7 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
     keys = [f"quantise.{key}" for key in engine.quantise.rounding]
     told, leave = f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'}", "them" if len(keys) > 1 else "it"
     if device.computes != "cpu" and keys:
-        return f"{told} for this host's CPU: what is narrow is widened elsewhere; leave {leave} out"
+        return f"{told} for this host's CPU; leave {leave} out"
     if not device.is_modelled:
         needing = engine.quantise.multiplying_bf16
         reason = lacks_bf16() if needing else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from engines.base import unheard
 from engines.errors import EngineError
 from engines.kernels import native, tables
 from engines.kernels.decoder import cache_table, chunk_table
+from engines.model.attention import AttentionWeights
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.quantised import AttentionArithmetic, Quantisation
 from engines.model.transformer import Transformer
@@ -31,12 +33,13 @@ N_HEADS, N_KV_HEADS, DIM = 6, 2, 16
 
 
 def table_of(
-    kept: torch.dtype, window: int | None = None, arithmetic: AttentionArithmetic = "fp32", hidden: int = 96
+    kept: torch.dtype, window: int | None = None, arithmetic: AttentionArithmetic = "fp32", dim: int = DIM
 ) -> tables.AttentionTable:
-    matrices = [torch.eye(rows, hidden) for rows in (N_HEADS * DIM, N_KV_HEADS * DIM, N_KV_HEADS * DIM)]
+    hidden = N_HEADS * dim
+    matrices = [torch.eye(rows, hidden) for rows in (hidden, N_KV_HEADS * dim, N_KV_HEADS * dim)]
     found = tables.attention_table(
-        *matrices, torch.eye(hidden, N_HEADS * DIM), (None,) * 4, None, random(N_HEADS, seed=4),
-        DIM, window, 0.25, neighbours=False, arithmetic=arithmetic, kept=kept,
+        *matrices, torch.eye(hidden), (None,) * 4, None, random(N_HEADS, seed=4),
+        dim, window, 0.25, neighbours=False, arithmetic=arithmetic, kept=kept,
     )  # fmt: skip
     assert found is not None
     return found
@@ -47,15 +50,16 @@ def table_of(
 @pytest.mark.parametrize("window", [None, 7, 100])
 @pytest.mark.parametrize("n_new", [1, 2, 23, 230])
 @pytest.mark.parametrize("arithmetic", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("dim", [DIM, 72])
 def test_what_is_kept_narrow_is_read_as_the_floats_that_it_stands_for(
-    kept: torch.dtype, window: int | None, n_new: int, arithmetic: AttentionArithmetic
+    kept: torch.dtype, window: int | None, n_new: int, arithmetic: AttentionArithmetic, dim: int
 ) -> None:
     """Bit for bit, beside a cache of floats with the very same numbers."""
-    query, narrow = random(n_new, N_HEADS * DIM), [random(2, 430, DIM, seed=n).to(kept) for n in (1, 2)]
+    query, narrow = random(n_new, N_HEADS * dim), [random(2, 430, dim, seed=n).to(kept) for n in (1, 2)]
     found, expected = (
         native.attend_cached(
             query,
-            table_of(caches[0].dtype, window, arithmetic),
+            table_of(caches[0].dtype, window, arithmetic, dim),
             chunk_table([(cache_table([caches[0]], [caches[1]]), 430 - n_new, n_new)]),
             layer=0,
         )
@@ -68,7 +72,7 @@ def test_what_is_kept_narrow_is_read_as_the_floats_that_it_stands_for(
 @by_form
 @pytest.mark.parametrize("n_new", [1, 3, 40])
 def test_what_is_kept_is_the_nearest_of_its_form(kept: torch.dtype, n_new: int) -> None:
-    """As torch rounds: ties to even, what is too large becomes infinite, and what is tiny stays if its form has it."""
+    """As torch rounds: ties to even, and what is tiny stays if its form has it. What no half holds is no number."""
     x = random(n_new, 96)
     ties = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11]
     x[-1, :16] = torch.tensor(
@@ -78,8 +82,11 @@ def test_what_is_kept_is_the_nearest_of_its_form(kept: torch.dtype, n_new: int) 
     chunks = chunk_table([(cache_table([keys], [values]), 1, n_new)])
     native.attend(x, table_of(kept), None, None, chunks, layer=0)
     expected = x[:, : N_KV_HEADS * DIM].view(n_new, N_KV_HEADS, DIM).transpose(0, 1).to(kept)
+    if kept is torch.float16:
+        assert int(expected.isinf().sum()) == 5
+        expected[expected.isinf()] = torch.nan
     for held in (keys, values):
-        assert torch.equal(held[:, 1:-1], expected)
+        torch.testing.assert_close(held[:, 1:-1], expected, rtol=0, atol=0, equal_nan=True)
         assert (held[:, [0, -1]] == 5.0).all()
 
 
@@ -91,10 +98,27 @@ def test_a_table_of_another_form_than_its_cache_is_not_used() -> None:
         native.attend(random(1, 96), table_of(torch.bfloat16), None, None, chunks, layer=0)
 
 
-@pytest.mark.parametrize("form", ["fp16", "bf16", None])
-def test_the_road_says_how_keys_and_values_were_kept(form: Any) -> None:
+@pytest.mark.parametrize(("form", "told"), [("fp16", "fp16"), ("bf16", "bf16"), ("fp32", None)])
+def test_the_road_says_how_keys_and_values_were_kept(form: Any, told: str | None) -> None:
     loaded = load_checkpoint(BUNDLED, torch.float32, Quantisation(cache=form))
-    assert ReferenceEngine(loaded, DroplessParameters(), threads=1).take_road().cache_rounded_to == form
+    assert ReferenceEngine(loaded, DroplessParameters(), threads=1).take_road().cache_rounded_to == told
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_a_key_that_no_half_holds_ends_the_request(by_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded to infinity it could score minus infinity, which stands for what is not seen: it would be left out."""
+    if not by_kernels:
+        for module in ("native", "tables"):
+            monkeypatch.setattr(f"engines.kernels.{module}.library", lambda: None)
+    loaded = load_checkpoint(BUNDLED, torch.float32, Quantisation(cache="fp16"))
+    first = loaded.weights.layers[0].attention
+    assert isinstance(first, AttentionWeights)
+    assert isinstance(first.v_MH, Tensor)
+    large = replace(loaded.weights.layers[0], attention=replace(first, v_MH=1e7 * first.v_MH))
+    weights = replace(loaded.weights, layers=(large, *loaded.weights.layers[1:]))
+    engine = ReferenceEngine(replace(loaded, weights=weights), DroplessParameters(), threads=1)
+    with pytest.raises(EngineError, match="keep the cache in bf16 or fp32, for fp16 ends at 65504"):
+        engine.run(LOGLIKELIHOOD, unheard)
 
 
 def logits_of(quantise: Quantisation) -> tuple[Tensor, Tensor]:

@@ -124,6 +124,14 @@ def test_arithmetic_of_attention_and_the_form_of_its_cache_make_another_cell_too
         assert plain.cell.cell_id != rounded.cell.cell_id
 
 
+@pytest.mark.parametrize("asked", [{"attention_arithmetic": "fp32"}, {"cache": "fp32"}])
+def test_what_is_so_anyway_may_be_said_and_makes_no_other_cell(asked: dict[str, str]) -> None:
+    """In a sweep one value says it."""
+    plan = build_plan(raw_plan(engine=[DROPLESS, DROPLESS | {"name": "again", "quantise": asked}]))
+    plain, again = plan.cells
+    assert plain.cell.engine_parameters == again.cell.engine_parameters
+
+
 @pytest.mark.parametrize(("has_bf16", "planned"), [(True, {"plain", "rounding"}), (False, {"plain"})])
 @pytest.mark.parametrize("quantise", [{"experts": "bf16", "arithmetic": "bf16"}, {"attention_arithmetic": "bf16"}])
 def test_bf16_arithmetic_is_skipped_where_the_processor_has_none(
@@ -157,7 +165,6 @@ def test_rounded_arithmetic_stays_on_the_cpu_of_this_host(quantise: dict[str, st
         ({"experts": "bf16", "arithmetic": "int8"}, 'arithmetic "int8" multiplies weights of int8'),
         ({"attention_arithmetic": "int8"}, "quantise.attention_arithmetic"),
         ({"cache": "int8"}, "quantise.cache"),
-        ({"experts": "int8", "attention_arithmetic": "fp32"}, 'attention_arithmetic "fp32" has no effect'),
     ],
 )
 def test_arithmetic_that_is_unknown_or_has_no_weights_is_refused_in_a_line(quantise: dict[str, str], told: str) -> None:

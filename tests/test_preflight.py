@@ -28,6 +28,18 @@ def problems(**changes: Any) -> list[str]:
     return list(caught.value.problems)
 
 
+@pytest.mark.parametrize("quantise", [{"experts": "bf16", "arithmetic": "bf16"}, {"attention_arithmetic": "bf16"}])
+def test_an_arm_that_this_processor_does_not_multiply_is_left_out_and_the_plan_is_no_worse(
+    quantise: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.kernels.compile.has", lambda what: False)
+    monkeypatch.setattr("engines.kernels.tables.why_not_bf16", lambda: "this processor lacks it")
+    arm = {"name": "rounding", "technique": {"name": "dropless"}, "quantise": quantise}
+    plan = checked(engine=[TIERS | HERE, arm], device=[HOST])
+    assert [c.cell.engine for c in plan.cells] == [TIERS["name"]]
+    assert any("lacks AVX-512 BF16" in line for line in plan.skipped)
+
+
 def test_what_a_model_has_learnt_is_noted_on_every_cell() -> None:
     plan = checked(engine=[TIERS | HERE, NPUMOE], device=[HOST, M2_ULTRA])
     assert [c.cell.model_note for c in plan.cells] == ["trained on generated text"] * 2

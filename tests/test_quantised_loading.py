@@ -123,7 +123,7 @@ def test_arithmetic_of_attention_is_refused_where_the_kernels_do_not_attend(
     config, asked = inspect_checkpoint(str(tmp_path)).config, Quantisation(attention_arithmetic="bf16")
     if is_heeded:
         return check_quantisation(config, asked)
-    told = "quantise.attention_arithmetic has no effect: such attention stays fp32; remove it"
+    told = "quantise.attention_arithmetic: torch computes such attention, and would only imitate it; remove it"
     with pytest.raises(EngineError, match=re.escape(told)):
         check_quantisation(config, asked)
     return None

@@ -263,6 +263,10 @@ def test_rounding_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32(to: str) 
         ({"rounds_inputs": True, "rounded_to": "int8", "attention_rounded_to": "bf16"}, "int8 (attention bf16)"),
         ({"rounds_inputs": True, "rounded_to": "bf16", "attention_rounded_to": "bf16"}, "bf16"),
         ({"attention_rounded_to": "bf16"}, "fp32 (attention bf16)"),
+        (
+            {"rounds_inputs": True, "rounded_to": "bf16", "attention_rounded_to": "fp32"},
+            "bf16 (attention fp32)",
+        ),
         ({"cache_rounded_to": "fp16"}, "fp32 (cache fp16)"),
         ({"attention_rounded_to": "bf16", "cache_rounded_to": "bf16"}, "fp32 (attention bf16 and cache bf16)"),
     ],

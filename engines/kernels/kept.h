@@ -1,4 +1,5 @@
-// Keys and values as a cache keeps them: floats, or rounded to the nearest bf16 or half.
+// Keys and values as a cache keeps them: floats, or rounded to the nearest bf16 or half. What is too large for a half is
+// kept as no number, for an infinite key may give a score of minus infinity, which is one that nobody sees.
 
 #pragma once
 
@@ -50,10 +51,12 @@ inline void keep(const float* from, int64_t n, Bf16::element* to) {
 
 inline void keep(const float* from, int64_t n, Fp16::element* to) {
   for (int64_t i = 0; i < n; i += 8) {
+    const f8 some = load<f8>(from + i), magnitude = (f8)((w8)some & 0x7FFFFFFF);
+    const f8 held = magnitude < 65520.0f ? some : f8{} + NAN;  // from there on it would be rounded up to infinity
 #if defined(JOULEBENCH_AVX2)
-    _mm_storeu_si128((__m128i*)(to + i), _mm256_cvtps_ph((__m256)load<f8>(from + i), _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i*)(to + i), _mm256_cvtps_ph((__m256)held, _MM_FROUND_TO_NEAREST_INT));
 #else
-    for (int64_t k = i; k < i + 8; k++) to[k] = Fp16::element(from[k]);
+    for (int64_t k = 0; k < 8; k++) to[i + k] = Fp16::element(held[k]);
 #endif
   }
 }

@@ -158,6 +158,10 @@ def expert_table(experts: Sequence[tuple[Matrix, Matrix, Matrix]]) -> ExpertTabl
     return ExpertTable((MatrixStruct * len(kept))(*map(described, kept)), kept, experts[0][0].shape[1])
 
 
+def fills_registers(head_dim: int) -> bool:
+    return head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM
+
+
 def attention_table(
     q_QH: Matrix,
     k_MH: Matrix,
@@ -181,7 +185,7 @@ def attention_table(
     """
     matrices = (q_QH, k_MH, v_MH, out_HQ)
     vectors = (*biases, *(norms[:2] if norms is not None else (None, None)), sinks_N)
-    fits = head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM and (arithmetic == "fp32" or why_not_bf16() is None)
+    fits = fills_registers(head_dim) and (arithmetic == "fp32" or why_not_bf16() is None)
     if not fits or not all(map(reads, matrices)) or not serves(*(v for v in vectors if v is not None)):
         return None
     layer = AttentionStruct(

@@ -131,7 +131,8 @@ class _Mover:
         if isinstance(part, tuple):
             return tuple(self.moved(one) for one in part)
         if isinstance(part, AttentionWeights) and part.arithmetic != "fp32":
-            self._refuse("attention in bf16", "attention_arithmetic")
+            own = isinstance(part.out_HQ, QuantisedMatrix) and part.out_HQ.arithmetic == "bf16"
+            self._refuse("attention in bf16", "arithmetic" if own else "attention_arithmetic")
         if isinstance(part, AttentionWeights) and part.kept is not torch.float32:
             self._refuse(f"a cache in {part.kept}", "cache")
         if is_dataclass(part) and not isinstance(part, type):

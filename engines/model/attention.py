@@ -114,8 +114,14 @@ def _shared_by_head(shared: SharedRows, key_TM: Tensor, value_TM: Tensor, head_d
 def _cache(step: Step, layer: int, key_MTD: Tensor, value_MTD: Tensor) -> None:
     """Of each sequence its own."""
     for chunk in step.cached:
-        chunk.cache.keys[layer][:, chunk.position : chunk.end] = key_MTD[:, chunk.rows]
-        chunk.cache.values[layer][:, chunk.position : chunk.end] = value_MTD[:, chunk.rows]
+        for held_MSD, new_MTD in ((chunk.cache.keys[layer], key_MTD), (chunk.cache.values[layer], value_MTD)):
+            held_MSD[:, chunk.position : chunk.end] = _as_kept(new_MTD[:, chunk.rows], held_MSD.dtype)
+
+
+def _as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As `keep` of kept.h: what is too large for a half is no number."""
+    kept = x.to(dtype)
+    return kept.masked_fill(kept.isinf(), float("nan")) if dtype is torch.float16 is not x.dtype else kept
 
 
 def _rows_of_heads(mixed: Sequence[Tensor]) -> Tensor:
@@ -130,7 +136,8 @@ def kernels_attend(config: ModelConfig, layer: int) -> bool:
     is_plain = attention.clip is None and attention.softcap is None and attention.qk_norm in (None, "head")
     is_tempered = attention.temperature is not None and not attention.rope_layers[layer]
     is_seen = span is None or span.kind == "sliding"
-    return attention.latent is None and is_plain and not is_tempered and is_seen
+    is_computed = attention.latent is None and is_plain and not is_tempered and is_seen
+    return is_computed and tables.fills_registers(config.head_dim)
 
 
 def kernel_table(

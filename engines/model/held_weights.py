@@ -42,15 +42,18 @@ class Rounding(NamedTuple):
     products: Arithmetic | None
     """Inputs of products with some matrices."""
     attention: AttentionArithmetic | None
-    """What attention of more than one token multiplies."""
+    """What attention of more than one token multiplies, where that is not as products: "fp32" beside those in bf16."""
     cache: CacheForm | None
     """Keys and values as they are kept."""
 
 
 def rounding_of(weights: ModelWeights) -> Rounding:
-    of_attention = {one.attention.arithmetic for one in weights.layers if isinstance(one.attention, AttentionWeights)}
+    products = rounds_inputs(weights)
+    layers = [one.attention for one in weights.layers if isinstance(one.attention, AttentionWeights)]
+    in_bf16 = any(attention.arithmetic == "bf16" for attention in layers)
+    attention: AttentionArithmetic | None = "bf16" if in_bf16 else "fp32" if products == "bf16" else None
     forms: dict[torch.dtype, CacheForm] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    return Rounding(rounds_inputs(weights), "bf16" if "bf16" in of_attention else None, forms.get(weights.kept))
+    return Rounding(products, attention, forms.get(weights.kept))
 
 
 def remedy(weights: object) -> str:

@@ -47,7 +47,7 @@ class KeyValueCache:
 
     @property
     def table(self) -> CacheTable:
-        """As the kernels read it: on the CPU and in fp32."""
+        """As the kernels read it: on the CPU."""
         if self._table is None:
             self._table = cache_table(self.keys, self.values)
         return self._table

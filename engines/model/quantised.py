@@ -8,7 +8,7 @@ Legend: N rows (outputs), K columns (inputs), G groups of a row, B blocks of 64 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -27,7 +27,7 @@ FORMS: tuple[Form, ...] = get_args(Form)
 Arithmetic = Literal["fp32", "int8", "bf16"]
 """What a product rounds its input to first: see `rounded`."""
 AttentionArithmetic = Literal["fp32", "bf16"]
-CacheForm = Literal["bf16", "fp16"]
+CacheForm = Literal["fp32", "bf16", "fp16"]
 ROUNDED_FORMS: dict[Arithmetic, tuple[Form, ...]] = {
     "int8": ("int8", "int4-g32", "int4-g64", "int4-g128"),
     "bf16": ("bf16",),
@@ -82,8 +82,8 @@ class Quantisation(Record):
     """Of what attention of more than one token multiplies: queries, keys, values and shares. None: bf16 where its
     matrices are of bf16 and multiplied so, else fp32. Latent attention is always fp32."""
 
-    cache: CacheForm | None = None
-    """What keys and values are rounded to as they are kept. None: fp32."""
+    cache: CacheForm = "fp32"
+    """What keys and values are rounded to as they are kept."""
 
     @property
     def asked(self) -> dict[str, Form]:
@@ -108,17 +108,19 @@ class Quantisation(Record):
     @property
     def kept(self) -> torch.dtype:
         """Of keys and values."""
-        return torch.float32 if self.cache is None else PLAIN_DTYPES[self.cache]
+        return PLAIN_DTYPES[self.cache]
 
     def attention_of(self, form: Form) -> AttentionArithmetic:
         """Arithmetic of attention whose matrices have this form."""
         return self.attention_arithmetic or ("bf16" if self.arithmetic == form == "bf16" else "fp32")
 
-    @model_validator(mode="after")
-    def _has_something_to_leave(self) -> Quantisation:
-        if self.attention_arithmetic == "fp32" and self.arithmetic != "bf16":
-            raise ValueError('attention_arithmetic "fp32" has no effect without arithmetic "bf16"; remove it')
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_so_anyway(cls, raw: object) -> object:
+        """Attention in fp32 is what all but bf16 arithmetic has: a sweep may say so, and no other cell comes of it."""
+        if isinstance(raw, Mapping) and raw.get("attention_arithmetic") == "fp32" and raw.get("arithmetic") != "bf16":
+            return {key: value for key, value in raw.items() if key != "attention_arithmetic"}
+        return raw
 
     @model_validator(mode="after")
     def _has_something_to_round_for(self) -> Quantisation:

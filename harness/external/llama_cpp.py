@@ -33,7 +33,7 @@ class LlamaCppSpec(ExternalSpec):
     """The form in which the plan's model is written for it; routers and vectors stay f32. Without effect beside
     `model_file`."""
     cache: Literal["f32", "f16", "q8_0"] | None = None
-    """How keys and values are kept. Not given: f32 beside weights of f32, as ours are, else f16, its own default."""
+    """How keys and values are kept. Not given: f32 beside weights of f32, as ours are by default, else f16, its own."""
     micro_batch: int = Field(512, ge=1, le=1 << 16)
     """Prompt tokens that go through the layers at once."""
 
