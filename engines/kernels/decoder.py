@@ -289,7 +289,7 @@ class Decoder:
         n_layers = len(self.layers)
         assert len(cache.keys) == len(table.layouts) == n_layers
         assert position < cache.n_positions
-        assert all(layer.attention.layer.kept == cache.form for layer in self.layers[:1])
+        assert self.layers[0].attention.layer.kept == cache.form
         kernels = library()
         assert kernels is not None  # the tables exist
         if isinstance(start, Tensor):

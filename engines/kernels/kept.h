@@ -37,7 +37,7 @@ inline F floats(const Fp16::element* p) {
 #endif
 }
 
-// n of them, a multiple of eight, are kept, or read as floats.
+// n of them, a multiple of eight, are kept.
 inline void keep(const float* from, int64_t n, float* to) { std::memcpy(to, from, n * sizeof(float)); }
 
 inline void keep(const float* from, int64_t n, Bf16::element* to) {
@@ -61,7 +61,11 @@ inline void keep(const float* from, int64_t n, Fp16::element* to) {
   }
 }
 
+// n of them, a multiple of eight, as floats: where they lie, or in the room.
+inline const float* as_floats(const float* from, int64_t, float*) { return from; }
+
 template <class E>
-inline void read_kept(const E* from, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; i += 8) store(to + i, floats<f8>(from + i));
+inline const float* as_floats(const E* from, int64_t n, float* room) {
+  for (int64_t i = 0; i < n; i += 8) store(room + i, floats<f8>(from + i));
+  return room;
 }

@@ -55,16 +55,9 @@ class FloatBlock {
  public:
   static constexpr int64_t kAligned = 1;  // keys that are multiplied together
 
-  // room: of `size` floats.
-  FloatBlock(int64_t dim, float* room) : dim_(dim), room_(room) {}
-  static int64_t size(int64_t dim) { return 2 * kKeys * dim; }
+  FloatBlock(int64_t dim, float*) : dim_(dim) {}
+  static int64_t size(int64_t) { return 0; }
   void take(const float* keys, const float* values, int64_t) { keys_ = keys, values_ = values; }
-  template <class E>
-  void take(const E* keys, const E* values, int64_t n_keys) {
-    float* const values_to = room_ + kKeys * dim_;
-    read_kept(keys, n_keys * dim_, room_), read_kept(values, n_keys * dim_, values_to);
-    keys_ = room_, values_ = values_to;
-  }
 
   static void ready_queries(int64_t, float*) {}
   template <int N>
@@ -84,7 +77,6 @@ class FloatBlock {
 
  private:
   int64_t dim_;
-  float* room_;
   const float *keys_, *values_;
 };
 
@@ -97,15 +89,8 @@ class PairBlock {
 
   // room: of `size` floats.
   PairBlock(int64_t dim, float* room)
-      : dim_(dim), stride_(pairs_stride(dim)), keys_((int32_t*)room), values_(keys_ + kKeys * stride_),
-        rows_(room + kKeys * (stride_ + dim / 2)) {}
-  static int64_t size(int64_t dim) { return kKeys * (pairs_stride(dim) + dim / 2) + 2 * kKeys * dim; }
-  template <class E>
-  void take(const E* keys, const E* values, int64_t n_keys) {
-    float* const values_to = rows_ + kKeys * dim_;
-    read_kept(keys, n_keys * dim_, rows_), read_kept(values, n_keys * dim_, values_to);
-    take(rows_, values_to, n_keys);
-  }
+      : dim_(dim), stride_(pairs_stride(dim)), keys_((int32_t*)room), values_(keys_ + kKeys * stride_) {}
+  static int64_t size(int64_t dim) { return kKeys * (pairs_stride(dim) + dim / 2); }
   void take(const float* keys, const float* values, int64_t n_keys) {
     for (int64_t s = 0; s < n_keys; s++) prepare_pairs(keys + s * dim_, dim_, (float*)keys_ + s * stride_);
     for (int64_t s = 0; s < n_keys; s += 2) {
@@ -147,7 +132,6 @@ class PairBlock {
 
   int64_t dim_, stride_;
   int32_t *keys_, *values_;
-  float* rows_;  // of keys, then of values, that are not kept as floats
 };
 
 #endif
@@ -270,8 +254,10 @@ inline void attend_by(const Attention& a, const float* query_TQ, int64_t positio
   in_chunks(a.n_kv_heads * n_groups(), 1, n_threads, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> buffer;
     const int64_t of_queries = Queries::size(dim);
-    float* const score = scratch(buffer, kKeys * kPanel + together * of_queries + Block::size(dim));
+    const int64_t of_floats = a.kept == kFp32 ? 0 : kKeys * dim;  // of keys, and of values, that are kept otherwise
+    float* const score = scratch(buffer, kKeys * kPanel + together * of_queries + Block::size(dim) + 2 * of_floats);
     float *const room = score + kKeys * kPanel, *const room_of_block = room + together * of_queries;
+    float* const room_of_floats = room_of_block + Block::size(dim);
     for (int64_t unit = begin; unit < end; unit++) {
       const int64_t kv_head = unit / n_groups(), last = n_of_kv - unit % n_groups() * together;
       const int64_t first = std::max<int64_t>(0, last - together), n = last - first;
@@ -290,8 +276,10 @@ inline void attend_by(const Attention& a, const float* query_TQ, int64_t positio
       for (int64_t at = a.first_seen(group[0].position) / kKeys * kKeys; at < end_seen; at += kKeys) {
         const int64_t from = kv_head * a.head_stride + at * dim, n_keys = std::min(kKeys, end_seen - at);
         as_kept(a.kept, [&](auto element) {
-          typedef decltype(element) E;
-          block.take((const E*)a.keys + from, (const E*)a.values + from, n_keys);
+          const auto floats_of = [&](const void* kept, float* to) {
+            return as_floats((const decltype(element)*)kept + from, n_keys * dim, to);
+          };
+          block.take(floats_of(a.keys, room_of_floats), floats_of(a.values, room_of_floats + of_floats), n_keys);
         });
         for (int64_t i = 0; i < n; i++) group[i].meet(a, block, at, n_keys, score);
       }

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from engines.calls import CallKind, Width
+from engines.errors import EngineError
+from engines.kernels import tables
 from engines.model.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.experts import ExpertWeights, GatedWeights, sliced
@@ -34,7 +36,7 @@ from engines.model.quantised import (
     anywhere,
 )
 from engines.model.router import RouterWeights
-from engines.model.single_tensors import ReadsTensors, SingleTensors, check_bf16
+from engines.model.single_tensors import ReadsTensors, SingleTensors
 from engines.model.tensor_files import give_back
 from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
 
@@ -81,6 +83,14 @@ def _values(matrix: Matrix) -> Tensor:
     return matrix.values if isinstance(matrix, QuantisedMatrix) else matrix
 
 
+def _check_bf16(quantise: Quantisation) -> None:
+    """Raises `EngineError` where nothing on this machine multiplies bf16, and something is to be."""
+    why_not = tables.why_not_bf16() if quantise.multiplying_bf16 else None
+    if why_not is not None:
+        keys = " and ".join(quantise.multiplying_bf16)
+        raise EngineError(f'{keys} "bf16": {why_not}; leave {keys} out')
+
+
 class _Builder:
     def __init__(
         self,
@@ -94,7 +104,7 @@ class _Builder:
         self._config = config
         self._names: TensorNames = config.names
         self._held_experts = held
-        check_bf16(quantise)
+        _check_bf16(quantise)
         self._tensors = SingleTensors(config, read, dtype, quantise.arithmetic)
         plain = self._tensors.plain
         self._experts_form: Form | None = quantise.experts or plain

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.kernels import tables
 from engines.model.architecture import ModelConfig
 from engines.model.large_pages import LargePages
 from engines.model.mxfp4 import PackedBlocks, unpack_mxfp4
@@ -18,7 +17,6 @@ from engines.model.quantised import (
     Arithmetic,
     Form,
     Matrix,
-    Quantisation,
     Room,
     check_width,
     mxfp4_from_blocks,
@@ -34,14 +32,6 @@ class ReadsTensors(Protocol):
     """Gives a tensor that has the shape, or a part of it: maybe as a view of a file, whose other parts stay unread."""
 
     def __call__(self, name: str, shape: Shape, part: Part = ()) -> Tensor: ...
-
-
-def check_bf16(quantise: Quantisation) -> None:
-    """Raises `EngineError` where nothing on this machine multiplies bf16, and something is to be."""
-    why_not = tables.why_not_bf16() if quantise.multiplying_bf16 else None
-    if why_not is not None:
-        keys = " and ".join(quantise.multiplying_bf16)
-        raise EngineError(f'{keys} "bf16": {why_not}; leave {keys} out')
 
 
 class SingleTensors:
