@@ -99,3 +99,43 @@ def test_products_under_neon_are_those_with_the_widened_matrix(form: str, progra
     for x, result in zip(inputs, found, strict=True):
         expected = x.double() @ weight.to(torch.float32).double().T
         assert relative_error(result.view(len(x), N_ROWS), expected) < 1e-6
+
+
+KEEPING = """
+#include <cstdio>
+#include "kept.h"
+float numbers[64], again[64];
+
+int main(int, char** argument) {
+  FILE *in = std::fopen(argument[1], "rb"), *out = std::fopen(argument[2], "wb");
+  if (std::fread(numbers, sizeof(float), 64, in) != 64) return 3;
+  for (int32_t form : {kBf16, kFp16})
+    as_kept(form, [&](auto element) {
+      decltype(element) kept[64];
+      keep(numbers, 64, kept);
+      std::fwrite(as_floats(kept, 64, again), sizeof(float), 64, out);
+    });
+  return std::fclose(out);
+}
+"""
+
+
+def test_what_a_cache_keeps_under_neon_is_what_torch_rounds_to(tmp_path: Path) -> None:
+    """What is too large for a half is no number."""
+    (tmp_path / "keeping.cpp").write_text(KEEPING)
+    headers = str(compiling.SOURCES[0].parent)
+    command = [COMPILER, "-O2", "-std=c++17", "-static", "-Wall", "-Wextra", "-Werror", "-I", headers]
+    program = tmp_path / "keeping"
+    done = subprocess.run(
+        [*command, tmp_path / "keeping.cpp", "-o", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ties = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11]
+    edges = torch.tensor([*ties, 65504, 65519.99, 65520, -7e4, 3e38, -3.4e38, 6e-8, 2.9e-8, 0.0, -0.0, torch.nan])
+    numbers = torch.cat([edges, 100 * random(64 - len(edges))])
+    (tmp_path / "in").write_bytes(raw(numbers))
+    assert subprocess.run([EMULATOR, program, tmp_path / "in", tmp_path / "out"], check=False).returncode == 0
+    found = torch.frombuffer(bytearray((tmp_path / "out").read_bytes()), dtype=torch.float32).view(2, 64)
+    half = numbers.half().float()
+    expected = torch.stack([numbers.bfloat16().float(), half.masked_fill(half.isinf(), torch.nan)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
