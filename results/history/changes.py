@@ -86,15 +86,13 @@ def find_levels(values: Sequence[float] | Array, errors: Sequence[float] | Array
         raise ValueError("a series is of finite values, each with a standard error that is not negative")
     if len(x) > MOST_POINTS:
         raise ValueError(f"{len(x)} points: give the last {MOST_POINTS}")
-    # The scatter decides the weights, and steps must not be in it: twice, the second time within what was found.
-    ends, before = [len(x)], None
-    for _ in range(2):
+    # The scatter decides the weights, and steps must not be in it: twice, the second time within what was found. Steps
+    # that only shufflings tell are too small to move it much: the first time without these.
+    ends = [len(x)]
+    for shuffler in (None, np.random.default_rng(seed)):
         scatter = _scatter_within(x, own, ends) if len(ends) > 1 else _scatter_of_neighbours(x, own)
         weights = 1.0 / (own**2 + max(scatter, ROUNDING) ** 2)
-        # Weights that are all so much larger change neither the largest Q's place nor its rank nor p.
-        if before is None or not np.allclose(weights / weights[0], before / before[0], rtol=1e-12, atol=0.0):
-            ends = _merged(x, weights, [*sorted(_splits(x, weights, 0, len(x), np.random.default_rng(seed))), len(x)])
-        before = weights
+        ends = _merged(x, weights, [*sorted(_splits(x, weights, 0, len(x), shuffler)), len(x)])
     return _levels(x, own, weights, ends, _scatter_within(x, own, ends))
 
 
@@ -173,7 +171,8 @@ def _least_scatter(is_too_small: Callable[[float], bool], squares: Array) -> flo
 # --- splits ----------------------------------------------------------------------------------------------------------
 
 
-def _splits(x: Array, weights: Array, a: int, b: int, rng: np.random.Generator) -> Iterator[int]:
+def _splits(x: Array, weights: Array, a: int, b: int, rng: np.random.Generator | None) -> Iterator[int]:
+    """Without a generator: those that need no shuffling."""
     if b - a < LEAST_POINTS:
         return
     part, own = x[a:b], weights[a:b]
@@ -185,7 +184,7 @@ def _splits(x: Array, weights: Array, a: int, b: int, rng: np.random.Generator) 
     p = _p_between(part, own, 0, split, end)
     if p > P_VALUE:
         return
-    if p * n_places >= P_VALUE and not places.is_rare(q, split, end, rng):
+    if p * n_places >= P_VALUE and (rng is None or not places.is_rare(q, split, end, rng)):
         return
     yield a + split
     yield from _splits(x, weights, a, a + split, rng)
