@@ -86,8 +86,8 @@ def find_levels(values: Sequence[float] | Array, errors: Sequence[float] | Array
         raise ValueError("a series is of finite values, each with a standard error that is not negative")
     if len(x) > MOST_POINTS:
         raise ValueError(f"{len(x)} points: give the last {MOST_POINTS}")
-    # The scatter decides the weights, and steps must not be in it: twice, the second time within what was found. Steps
-    # that only shufflings tell are too small to move it much: the first time without these.
+    # The scatter decides the weights, and steps must not be in it: twice, the second time within what was found. The
+    # first time without steps that only shufflings tell: they are too small to move it much.
     ends = [len(x)]
     for shuffler in (None, np.random.default_rng(seed)):
         scatter = _scatter_within(x, own, ends) if len(ends) > 1 else _scatter_of_neighbours(x, own)
