@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -83,6 +83,17 @@ def damaged(path: Path, error: object) -> str:
     return (
         f"{path} cannot be used ({what}); is it damaged, read-only or in use? Put a copy of it back, or save what can"
         f" be read: sqlite3 {path.name} .recover | sqlite3 saved.sqlite"
+    )
+
+
+def told_gone(gone: Sequence[int]) -> tuple[str, ...]:
+    """What a reader must know of finished trials whose rows are gone. gone: their numbers."""
+    if not gone:
+        return ()
+    which = ", ".join(map(str, gone[:3])) + (", ..." if len(gone) > 3 else "")
+    return (
+        f"finished trials that are gone from {DATABASE}: {len(gone)} (in order of time number {which}), as after"
+        " `.recover` of a damaged one; no figure holds them.",
     )
 
 

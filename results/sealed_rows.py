@@ -67,3 +67,9 @@ def seal_trial(db: sqlite3.Connection, trial_id: str, traces_sha256: str) -> Non
     db.execute("UPDATE trial SET traces_sha256 = ? WHERE trial_id = ?", (traces_sha256, trial_id))
     found = db.execute(f"SELECT {', '.join(COLUMNS['trial'])} FROM trial WHERE trial_id = ?", (trial_id,))
     db.execute("UPDATE trial SET seal = ? WHERE trial_id = ?", (seal_of(found.fetchone()), trial_id))
+
+
+def gone_trials(db: sqlite3.Connection) -> list[int]:
+    """Which of the trials that were finished, counted from 1, have no row any more; the last ones cannot be missed."""
+    there = {order for (order,) in db.execute("SELECT finished_order FROM trial")}
+    return [order for order in range(1, max(there, default=0)) if order not in there]

@@ -37,6 +37,7 @@ from results.database import (
     opened_for_reading,
     opened_for_writing,
     schema_version,
+    told_gone,
     transaction,
 )
 from results.expert_heat import ExpertHeat
@@ -44,7 +45,7 @@ from results.packed import Shared, packed
 from results.records import Cell, PowerTrace, Sample
 from results.run_folders import check_free_space, check_is_folder
 from results.runs import RunData, RunInfo
-from results.sealed_rows import Table, insert, rows, seal_trial
+from results.sealed_rows import Table, gone_trials, insert, rows, seal_trial
 from results.trace_files import WINDOW, read_parts, read_traces, write_traces
 from results.trials import Trial, without_fields_set
 
@@ -255,6 +256,8 @@ class Store:
         if len(orphans) > 1:
             # A kill leaves one: that of the trial that was being written.
             raise StoreError(_without_rows(self.directory, orphans))
+        if gone_trials(self._connection):
+            orphans = []  # all that may be left of a trial that was finished
         for path in (*orphans, *(self.directory / "traces").glob("*.tmp")):
             path.unlink(missing_ok=True)
         # Tables and reports appear under hidden names before they are renamed.
@@ -309,6 +312,8 @@ class Store:
             raise StoreError(damaged(self.directory / DATABASE, f"trials of a cell that is not there: {min(strays)}"))
         # Looked at once: tables and page ask for each trial several times.
         kept = self.trace_digests()
+        with damage_told(self.directory / DATABASE):
+            gone = gone_trials(self._connection)
         return RunData(
             info=self.info(),
             cells=cells,
@@ -317,6 +322,7 @@ class Store:
             load_parts=lambda i: read_parts(self._trace_path(i), kept[i]) if i in kept else {},
             load_heat=self._heat_for_a_run,
             samples=self.samples(),
+            remarks=told_gone(gone),
         )
 
     def traces(self, trial_id: str, part: str = WINDOW) -> tuple[PowerTrace, ...]:

@@ -15,6 +15,7 @@ import pytest
 
 from results import tables
 from results.database import DATABASE, StoreError
+from results.history.comparison import Side, compare, told_of
 from results.report.csv import write_csv
 from results.report.html import html_text
 from results.run_frames import RunFrames
@@ -271,6 +272,24 @@ def test_traces_without_their_rows_are_kept_and_told(directory: Path) -> None:
     with pytest.raises(StoreError, match=r"holds 3 trace files of trials that run\.sqlite does not hold .*-wal lost"):
         Store.open(directory)
     assert everything(directory) == before
+
+
+def test_finished_trials_whose_rows_are_gone_are_told_and_what_is_left_of_them_is_kept(directory: Path) -> None:
+    """As after `sqlite3 run.sqlite .recover`, which leaves out what it cannot read."""
+    stored(directory, 5)
+    changed("DELETE FROM trial WHERE finished_order = 4")(directory / DATABASE)
+    lost = directory / "traces" / "c1-t3.parquet"
+    with Store.view(directory) as store:
+        run = store.data()
+    told = f"finished trials that are gone from {DATABASE}: 1 (in order of time number 4)"
+    assert told in html_text(run, RunFrames(run))
+    side = Side("runs/a", told_of(run))
+    assert any(told in note for note in compare(side, side, frozenset(), 0.0).notes)
+    with Store.open(directory) as store:
+        assert lost.is_file()
+        lost.unlink()
+        store.add_trial(trial("c1", 3), {})
+        assert told in store.data().remarks[0]
 
 
 @pytest.mark.parametrize("how", ["emptied", "removed"])

@@ -42,6 +42,7 @@ class RunTold:
     times_s: Mapping[str, Mapping[str, float]]
     binary: Mapping[str, frozenset[str]]
     rests: Mapping[str, str]
+    remarks: tuple[str, ...]
 
 
 def told_of(run: RunData) -> RunTold:
@@ -55,6 +56,7 @@ def told_of(run: RunData) -> RunTold:
         times_s={cell_id: _times(usable(own)) for cell_id, own in trials.items()},
         binary=binary_metrics(run),
         rests=rests_of(run),
+        remarks=run.remarks,
     )
 
 
@@ -166,6 +168,7 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
             yield f"{len(side.cells) - number} cells of {side.name} have none like them on the other side: left out."
     yield from dict.fromkeys(note for pair in pairs if (note := _settings_note(pair)))
     yield from _rests_notes(first.run, second.run, pairs)
+    yield from (f"{side.name}: {remark}" for side in (first, second) for remark in side.run.remarks)
     yield from _alone(first, second, pairs)
     methods = {f.method for row in rows for f in (row.first, row.second) if f is not None and row.verdict != "refused"}
     if "modelled" in methods:
