@@ -82,7 +82,7 @@ def rederived(run: RunData, again: Computed = Again) -> Rederived:
     for trial in run.trials:
         now, why_kept = _derived(run, trial, again)
         if why_kept is not None:
-            kept[trial.trial_id] = f"{label_of[trial.cell_id]}, repeat {trial.repeat}: {why_kept}"
+            kept[trial.trial_id] = f"{label_of[trial.cell_id]}, trial {trial.repeat + 1}: {why_kept}"
         elif trial.energy or now.energy:
             derived.add(trial.trial_id)
         if _are_same(now, trial):

@@ -406,7 +406,7 @@ def _without_rows(directory: Path, lost: Sequence[Path]) -> str:
 def _told(trials: Sequence[tuple[Trial, object]], with_cells: bool = False) -> str:
     """In words, of one or many."""
     trial, _ = trials[0]
-    cell = f" (cell {trial.cell_id}, repeat {trial.repeat})" if with_cells else ""
+    cell = f" (trial {trial.repeat + 1} of cell {trial.cell_id})" if with_cells else ""
     return f"trial {trial.trial_id}{cell}" + (f" and {len(trials) - 1} more" if len(trials) > 1 else "")
 
 

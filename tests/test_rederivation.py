@@ -105,8 +105,8 @@ def test_without_its_traces_a_trial_keeps_what_was_stored_and_is_marked(tmp_path
     assert done.code == 0, done.stderr
     said = re.sub(r"\s+", " ", done.stdout)
     assert "1 trials derived again from their raw records: 1 of them changed" in said
-    assert re.search(r"stored figures stay: label of c1, repeat 0: trace file .*? is missing not", said), said
-    assert "its stored figures stay: label of c1, repeat 1: the trial has no trace file" in said
+    assert re.search(r"stored figures stay: label of c1, trial 1: trace file .*? is missing not", said), said
+    assert "its stored figures stay: label of c1, trial 2: the trial has no trace file" in said
     told = "2 of 3 trials were derived by another version of joulebench; they could not be derived again."
     assert told in said, "not that --rederive, which this is, derives them again"
     lines = (tmp_path / "tables" / "trials.csv").read_text().splitlines()

@@ -115,6 +115,13 @@ def test_a_run_of_failures_still_makes_a_page() -> None:
     assert "No trial gave a time. Energy is missing; the tables say why." in text
 
 
+def test_trials_are_numbered_as_on_the_terminal() -> None:
+    """ "repeat 0" stood where the terminal said "trial 1"."""
+    page = Outline(html_text(run([cell()], [failed(), failed(repeat=2), trial("c1", 1, marks=("contended",))])))
+    assert "trials 1, 3, cell c1" in words(page)
+    assert "trial 2, c1-t1" in words(page)
+
+
 def test_many_trials_that_are_left_out_for_the_same_have_one_row() -> None:
     """A series of endurance had 212, above all tables."""
     shares = [0.3 + 0.002 * i for i in range(212)]
@@ -122,9 +129,9 @@ def test_many_trials_that_are_left_out_for_the_same_have_one_row() -> None:
     apart = [trial("c1", 212, marks=("stopped",)), trial("c1", 213)]
     page = Outline(html_text(run([cell()], [*busy, *apart])))
     assert words(page).count("contended; other processes took up to 72 % of the CPU") == 1
-    assert "212 trials, of repeats 0 to 211; each is in trials.csv" in words(page)
-    assert "repeat 212, c1-t212" in words(page)
-    assert "repeat 100" not in words(page)
+    assert "212 trials, from trial 1 to 212; each is in trials.csv" in words(page)
+    assert "trial 213, c1-t212" in words(page)
+    assert "trial 101" not in words(page)
 
 
 def test_write_html_replaces_a_page_whole(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_trials_come_in_the_order_in_which_they_finished(store: Store) -> None:
 def test_same_cell_and_repeat_twice_is_refused_and_the_first_kept(directory: Path, store: Store) -> None:
     store.add_trial(trial("c1"), {WINDOW: [POWER]})
     second = trial("c1", trial_id="another")
-    with pytest.raises(StoreError, match=r"trial another \(cell c1, repeat 0\) .* never replaced"):
+    with pytest.raises(StoreError, match=r"trial another \(trial 1 of cell c1\) .* never replaced"):
         store.add_trial(second, {WINDOW: [POWER]})
     assert [t.trial_id for t in store.trials()] == ["c1-t0"]
     assert [p.name for p in (directory / "traces").iterdir()] == ["c1-t0.parquet"]

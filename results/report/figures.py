@@ -130,7 +130,7 @@ def _power(device: str, cell: Cell, trial: Trial, traces: Sequence[PowerTrace], 
     end_s = max(c.end_s for c in shown)
     tokens_s = [t for c in shown for t in c.token_times_s]
     method = ", ".join(dict.fromkeys(t.method for t in traces))
-    what = f"{arms[cell.cell_id].name}, {cell.workload}, repeat {trial.repeat}"
+    what = f"{arms[cell.cell_id].name}, {cell.workload}, trial {trial.repeat + 1}"
     extent = f"its first {len(shown)} of {len(trial.completions)} requests, {len(tokens_s)} tokens"
     caption = (
         f"One trial as an example, not an average: {what}; {extent}. Power {method}, time {trial.time_method}. "

@@ -251,14 +251,14 @@ def warnings_of(run: RunData) -> list[str]:
 
 
 def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failure, list[int], int]]:
-    """(cell, arm, failure, repeats that failed so, attempts of the last); an error is said once a cell."""
+    """(cell, arm, failure, numbers of trials that failed so, attempts of the last); an error is said once a cell."""
     found: dict[tuple[str, str], tuple[Cell, Arm, Failure, list[int], int]] = {}
     for cell, arm, trial in _with_cells(run, arms):
         if trial.has_failed:
             failure = trial.failure or Failure(kind="stable", error="no error was recorded")
             key = (cell.cell_id, failure.error)
-            repeats = [*found[key][3], trial.repeat] if key in found else [trial.repeat]
-            found[key] = (cell, arm, failure, sorted(repeats), trial.attempts)
+            numbers = [*(found[key][3] if key in found else []), trial.repeat + 1]
+            found[key] = (cell, arm, failure, sorted(numbers), trial.attempts)
     return list(found.values())
 
 
@@ -271,15 +271,15 @@ def _left_out(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, str, 
     rows = []
     for (_, marks), own in found.items():
         if len(own) <= MOST_APART:
-            rows += [(c, a, f"repeat {t.repeat}, {t.trial_id}", mark_words(t)) for c, a, t in own]
+            rows += [(c, a, f"trial {t.repeat + 1}, {t.trial_id}", mark_words(t)) for c, a, t in own]
             continue
         trials = [trial for _, _, trial in own]
-        repeats = sorted(t.repeat for t in trials)
+        numbers = sorted(t.repeat + 1 for t in trials)
         share = max((t.foreign_cpu_share or 0.0 for t in trials), default=0.0)
         others = (
             f"; other processes took up to {format_share(share)} of the CPU" if CONTENDED in marks and share else ""
         )
-        which = f"{len(trials)} trials, of repeats {repeats[0]} to {repeats[-1]}; each is in trials.csv"
+        which = f"{len(trials)} trials, from trial {numbers[0]} to {numbers[-1]}; each is in trials.csv"
         rows.append((*own[0][:2], which, ", ".join(marks) + others))
     return rows
 
