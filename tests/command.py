@@ -16,7 +16,8 @@ from tests import warm_command
 EXECUTABLE = Path(sys.executable).with_name("joulebench")
 TIMEOUT_S = 240
 
-_seen: set[str] = set()
+STARTED = "JOULEBENCH_TESTS_STARTED"
+"""Names the folder in which a file stands for each command that these tests have started, by whichever worker."""
 
 
 class Finished(NamedTuple):
@@ -44,10 +45,10 @@ def names_of_modules(folder: Path) -> Path:
 
 def joulebench(*arguments: str, data: Path | None = None, cwd: Path | None = None, fresh: bool = False) -> Finished:
     """Runs it to its end. fresh: in a new process, as the first of each command is anyway, not in a forked one."""
+    is_first = _is_first(arguments[0])
     command, own = [str(EXECUTABLE), *arguments], environment(data)
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        if fresh or arguments[0] not in _seen:
-            _seen.add(arguments[0])
+        if fresh or is_first:
             process = subprocess.run(
                 command, stdout=output, stderr=errors, timeout=TIMEOUT_S, env=own, cwd=cwd, check=False
             )
@@ -55,6 +56,15 @@ def joulebench(*arguments: str, data: Path | None = None, cwd: Path | None = Non
         else:
             code = warm_command.run(command, output, errors, own, cwd or Path.cwd(), TIMEOUT_S)
         return Finished(code, _text(output), _text(errors))
+
+
+def _is_first(command: str) -> bool:
+    """Of all workers, which start one after another."""
+    try:
+        (Path(os.environ[STARTED]) / command.encode().hex()).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def run_python(

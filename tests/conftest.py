@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 import tests.data_folder  # noqa: F401  first of all: it takes JOULEBENCH_DATA out of the environment
-from tests.command import Finished, joulebench
+from tests.command import STARTED, Finished, joulebench
 from tests.plans import two_device_plan, write_plan
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from engines.kernels.library import library
 
         library()
+        started = tempfile.TemporaryDirectory(prefix="joulebench-tests-")
+        config.add_cleanup(started.cleanup)
+        os.environ[STARTED] = started.name
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,8 +1,11 @@
 """A process that has imported what the commands import, and forks one for each command: a real process without the
-three seconds of imports. `python -m tests.warm_command FD` is the server; `run` in another process asks it."""
+three seconds of imports, the second in which the pages' script of charts is put together, and the third of a second
+in which all that was imported is taken apart again. `python -m tests.warm_command FD` is the server; `run` in another
+process asks it."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -12,13 +15,25 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-HEAVY = ("altair", "jinja2", "lm_eval.tasks", "pandas", "pyarrow.parquet", "scipy.stats", "torch", "transformers")
+HEAVY = (
+    "altair",
+    "jinja2",
+    "lm_eval.tasks",
+    "lm_eval.tasks.ruler.common_utils",
+    "pandas",
+    "pyarrow.parquet",
+    "scipy.stats",
+    "torch",
+    "transformers",
+)
 ARROWS_THREAD = "jemalloc_bg_thd"
 """pyarrow's allocator starts it anew in a forked process."""
 
@@ -104,7 +119,7 @@ def _serve(link: socket.socket) -> None:
     assert threads <= {own, ARROWS_THREAD}, f"{threads}: threads do not come along into a forked process"
     gc.collect()
     gc.freeze()
-    with suppress(EOFError):
+    with tempfile.TemporaryFile() as script, suppress(EOFError):
         while True:
             head, files, _, _ = socket.recv_fds(link, 4, 2)
             if not head:
@@ -114,13 +129,32 @@ def _serve(link: socket.socket) -> None:
             pid = os.fork()
             if pid == 0:
                 link.close()
-                _become(asked, output, errors)
+                _keep_script_of_charts(script.fileno())
+                _become_and_end(asked, output, errors)
                 return
             os.close(output)
             os.close(errors)
             link.sendall(pid.to_bytes(4))
             _, status = os.waitpid(pid, 0)
             link.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, signed=True))
+
+
+def _keep_script_of_charts(file: int) -> None:
+    """The first forked process to ask vl_convert for it writes it down, for those after it: one runs at a time."""
+    import vl_convert
+
+    put_together = vl_convert.javascript_bundle
+
+    def kept(asked: str) -> str:
+        with suppress(ValueError):  # nothing yet, or a part: its writer was killed
+            snippet, script = json.loads(os.pread(file, os.fstat(file).st_size, 0))
+            if snippet == asked:
+                return script
+        script = put_together(asked)
+        os.pwrite(file, json.dumps([asked, script]).encode(), 0)
+        return script
+
+    vl_convert.javascript_bundle = kept
 
 
 def _become(asked: dict[str, Any], output: int, errors: int) -> None:
@@ -138,6 +172,28 @@ def _become(asked: dict[str, Any], output: int, errors: int) -> None:
         main()
     else:
         exec(compile(asked["code"], "<string>", "exec"), {"__name__": "__main__"})
+
+
+def _become_and_end(asked: dict[str, Any], output: int, errors: int) -> None:
+    """Ends as Python does, and ends the processes that `multiprocessing` forks: without taking modules apart.
+
+    Any other end than a code is left to Python itself.
+    """
+    code: object = None
+    try:
+        _become(asked, output, errors)
+    except SystemExit as ended:
+        code = ended.code
+        if not isinstance(code, int | None):
+            raise
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except (OSError, ValueError):  # a full disk, a closed stream: Python has a code for it
+        raise SystemExit(code) from None
+    os._exit((code or 0) & 0xFF)
 
 
 if __name__ == "__main__":
