@@ -10,6 +10,7 @@ import pytest
 
 from results.environments import TORCH_ALONE
 from tests.benchmarks.measurement import Measurement, read_json
+from tests.benchmarks.speed_summary import beside_a_library
 
 ROOT = Path(__file__).parents[1]
 AVX512, HELD = "AVX-512 (Zen 5)", "AVX2 held (Zen 5)"
@@ -154,6 +155,13 @@ def test_batches_are_the_lowest_of_the_models_that_were_measured(form: str, wher
         for place in [f"AVX-512 ({where})"]
     ]
     assert f"| {form} ({where}) | {lowest[0]:.2f} | {lowest[1]:.2f} |" in words_of("docs/engine.md")
+
+
+@pytest.mark.parametrize("where", ["AVX-512 (Zen 4)", "AVX2 held (Zen 4)"])
+def test_prompts_beside_those_with_a_librarys_products_are_those_of_their_parts(where: str) -> None:
+    table = beside_a_library(read_json("prefill-parts"), where)
+    assert table.count("\n") > 4
+    assert table in (ROOT / "docs/engine.md").read_text(encoding="utf-8")
 
 
 def test_share_of_products_in_a_prompt_by_int8_is_that_of_its_parts() -> None:

@@ -24,7 +24,7 @@ from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks.engine_speed import N_NEW, folder_of, instructions_here, written
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
-from tests.benchmarks.race_forms import FORMS
+from tests.benchmarks.race_forms import BF16_ATTENTION, FORMS
 from tests.benchmarks.race_models import MODELS, VOCABULARY
 
 PAGE = "decode-parts"
@@ -93,7 +93,8 @@ and at 68 in bf16 by bf16."""
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", default=list(MODELS), help="; ".join(MODELS))
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="how weights are held")
+    forms = [form for form in FORMS if form != BF16_ATTENTION]  # of prompts alone
+    parser.add_argument("--forms", nargs="+", choices=forms, default=forms, help="how weights are held")
     parser.add_argument("--turns", type=int, default=5)
     arguments = parser.parse_args()
     os.environ[FLAGS_VARIABLE] = f"{os.environ.get(FLAGS_VARIABLE, NATIVE)} -DJOULEBENCH_PARTS"

@@ -40,9 +40,8 @@ from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, was_quiet, write_page
 from tests.benchmarks.processors import generation
 from tests.benchmarks.race_forms import (
-    BF16_FORM,
     FORMS,
-    FORMS_OF_LONG_PROMPTS,
+    MULTIPLY_BF16,
     PHASES,
     PROMPTS,
     Form,
@@ -95,7 +94,7 @@ Result = Mapping[str, Mapping[str, Turns]]
 
 
 def ours(source: Path | str, form: str) -> Contender:
-    return engine_of(source, FORMS_OF_LONG_PROMPTS[form])
+    return engine_of(source, FORMS[form])
 
 
 def engine_of(source: Path | str, held: Form) -> Contender:
@@ -351,9 +350,10 @@ def main() -> None:
     parser.add_argument("--write-only", action="store_true", help="write the models, and race another time")
     arguments = parser.parse_args()
     forms = [form for form in FORMS if form in arguments.forms]
-    if (why := tables.why_not_bf16()) is not None and BF16_FORM in forms:
-        print(f"{BF16_FORM}: left out, {why}", flush=True)
-        forms.remove(BF16_FORM)
+    if (why := tables.why_not_bf16()) is not None:
+        for form in filter(forms.__contains__, MULTIPLY_BF16):
+            print(f"{form}: left out, {why}", flush=True)
+            forms.remove(form)
     if lacking := unheld():
         parser.error(f"the kernels are held to {loaded().instruction_set}; set {' '.join(lacking)} too")
     bench, missing = find_llama_bench()

@@ -5,7 +5,8 @@ Each is the best of several ways, because a limit that one library misses would 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +125,23 @@ def large_products(arithmetic: Arithmetic) -> dict[str, tuple[int, Product]]:
             if work is not None:
                 found[f"{who}, {m} x {k} x {n}"] = 2 * m * k * n, work
     return found
+
+
+def products_of_shapes(arithmetic: Arithmetic, rows: Sequence[int], k: int, n: int) -> dict[str, tuple[int, Product]]:
+    """By library: one product for each matrix of weights, with as many rows as are given for it, and the FLOP of all.
+
+    Each has weights of its own, as experts have. A matrix without rows is left out.
+    """
+    works: dict[str, list[Product]] = defaultdict(list)
+    for m in filter(None, rows):
+        for who, work in libraries(arithmetic, torch.randn(m, k), torch.randn(n, k)).items():
+            if work is not None:
+                works[who].append(work)
+
+    def all_of(products: list[Product]) -> Product:
+        return lambda: [product() for product in products]
+
+    return {who: (2 * sum(rows) * k * n, all_of(products)) for who, products in works.items()}
 
 
 def ours(a_MK: Tensor, b_NK: Tensor, form: Form, arithmetic: Arithmetic) -> Product | None:

@@ -15,7 +15,7 @@ import torch
 
 from tests.benchmarks.engine_speed import folder_of, instructions_here, ours, written
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
-from tests.benchmarks.race_forms import BF16_ATTENTION, BF16_FORM, FORMS_OF_LONG_PROMPTS, conditions
+from tests.benchmarks.race_forms import BF16_ATTENTION, BF16_FORM, FORMS, conditions
 from tests.benchmarks.race_models import MODELS, add_models, attention_flop, prefill_flop
 from tests.benchmarks.timing import Turns
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_models(parser)
     forms = ["f32", BF16_FORM, "int8 by int8", BF16_ATTENTION]
-    parser.add_argument("--forms", nargs="+", choices=FORMS_OF_LONG_PROMPTS, default=forms)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=forms)
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
     parser.add_argument("--turns", type=int, default=2)
     arguments = parser.parse_args()

@@ -13,7 +13,7 @@ import ctypes
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,17 @@ from engines.kernels.compile import FLAGS_VARIABLE, NATIVE
 from engines.kernels.library import library, loaded
 from engines.model import transformer
 from engines.model.checkpoints import load_checkpoint
-from engines.model.quantised import Arithmetic
+from engines.profiling import ChoiceCounts
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks.decode_parts import PARTS
 from tests.benchmarks.engine_speed import folder_of, instructions_here, unheld, written
-from tests.benchmarks.limits import large_products
+from tests.benchmarks.limits import Product, large_products, products_of_shapes
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
 from tests.benchmarks.race_forms import FORMS
 from tests.benchmarks.race_models import BASE, MODELS, VOCABULARY, add_models, is_sparse
+from tests.benchmarks.speed_summary import LARGE, LIBRARY, RATE
 
 PAGE = "prefill-parts"
 OUTSIDE = "plans, rows of torch and Python"
@@ -40,6 +41,7 @@ WHOLE = "whole prompt"
 PRODUCTS = (PARTS[0], PARTS[3], PARTS[5], PARTS[6])
 SHARE = 0.85
 """Of the fastest large product of the same arithmetic, that a prompt is to reach."""
+OWN_SHAPES = "the same shapes"
 WAITING = "waiting for the other threads"
 
 
@@ -54,6 +56,11 @@ def clocked(owner: Any, name: str, part: str, seconds: dict[str, float]) -> None
         return result
 
     setattr(owner, name, timed)
+
+
+def random_request(n_prompt: int, n_new: int) -> Request:
+    ids = tuple(torch.randint(1, VOCABULARY, (n_prompt,)).tolist())
+    return Request(request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=n_new)
 
 
 def turn(engine: ReferenceEngine, n_prompt: int, python_s: dict[str, float]) -> Mapping[str, float]:
@@ -73,8 +80,7 @@ def turn(engine: ReferenceEngine, n_prompt: int, python_s: dict[str, float]) -> 
             found.update((name, s) for name, s in zip(PARTS, parts, strict=True) if name != WAITING)
             found.update(python_s)
 
-    ids = tuple(torch.randint(1, VOCABULARY, (n_prompt,)).tolist())
-    engine.run(Request(request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=2), heard)
+    engine.run(random_request(n_prompt, n_new=2), heard)
     whole_s = edges[1] - edges[0]
     return found | {OUTSIDE: whole_s - sum(found.values()), WHOLE: whole_s}
 
@@ -98,11 +104,36 @@ def flop(name: str, n_prompt: int) -> Mapping[str, int]:
     return {part: int(layers * of_layer) for part, of_layer in found.items()}
 
 
-class LargeProducts:
-    """The fastest large products of this thread, by its CPU time: the best of all that were taken."""
+def rows_of_experts(engine: ReferenceEngine, name: str, n_prompt: int) -> Sequence[int]:
+    """How many tokens of a random prompt each expert of the first layer gets; all of them in a dense model."""
+    if not is_sparse(name):
+        return [n_prompt]
+    counts = engine.layer_observer = ChoiceCounts()
+    engine.run(random_request(n_prompt, n_new=1), lambda event, at_s: None)
+    engine.layer_observer = None
+    return counts.profile(MODELS[name]["num_experts_per_tok"], 1).tokens_per_expert[0]
 
-    def __init__(self, arithmetic: Arithmetic) -> None:
-        self._products = large_products(arithmetic)
+
+def shapes(name: str, n_prompt: int, rows: Sequence[int]) -> Mapping[str, tuple[Sequence[int], int, int]]:
+    """Of one layer's products with weights: rows of each matrix, the columns shared, and outputs."""
+    hidden, dim = BASE["hidden_size"], BASE["head_dim"]
+    queries, keys = (dim * BASE[key] for key in ("num_attention_heads", "num_key_value_heads"))
+    width = MODELS[name]["moe_intermediate_size" if is_sparse(name) else "intermediate_size"]
+    found = (
+        ([n_prompt], hidden, queries + 2 * keys),
+        ([n_prompt], queries, hidden),
+        (rows, hidden, 2 * width),
+        (rows, width, hidden),
+    )
+    return dict(zip(PRODUCTS, found, strict=True))
+
+
+class FastestProducts:
+    """The fastest of several ways in this thread, by its CPU time: the best of all that were taken."""
+
+    def __init__(self, products: Mapping[str, tuple[int, Product]]) -> None:
+        """products: by way, with the FLOP of each."""
+        self._products = products
         self._flop_per_s: dict[str, float] = {}
 
     def take(self) -> None:
@@ -124,9 +155,15 @@ def rows(
     """python_s: what parts outside of the kernels take, as they end."""
     checkpoint = load_checkpoint(str(folder), FORMS[form].dtype, FORMS[form].quantise)
     engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
-    large, turns = LargeProducts(FORMS[form].arithmetic), []
+    arithmetic = FORMS[form].arithmetic
+    large, turns = FastestProducts(large_products(arithmetic)), []
+    alike = {
+        part: FastestProducts(products_of_shapes(arithmetic, *shape))
+        for part, shape in shapes(name, n_prompt, rows_of_experts(engine, name, n_prompt)).items()
+    }
     for _ in range(n_turns + 1):
-        large.take()
+        for products in (large, *alike.values()):
+            products.take()
         turns.append(turn(engine, n_prompt, python_s))
     turns = turns[1:]  # the first warms up
     fastest = min(turns, key=lambda found: found[WHOLE])
@@ -140,10 +177,18 @@ def rows(
         if part in work:
             notes.insert(0, f"{work[part] / seconds / 1e9:.0f} GFLOP/s")
         yield measured(part, seconds * 1e3, "ms", here, peer, peer_name, note="; ".join(notes))
+    library_s = {part: work[part] / products.fastest[0] for part, products in alike.items()}
+    for part, seconds in library_s.items():
+        peer, peer_name = work[part] / seconds / 1e9, f"{alike[part].fastest[1]}, {OWN_SHAPES}"
+        yield measured(f"{part}: rate", work[part] / fastest[part] / 1e9, "GFLOP/s", here, peer, peer_name, note=how)
+    peer = work[WHOLE] / with_products_in(library_s, fastest) / 1e9
+    note = f"the peer is derived from the rows above; {how}"
+    yield measured(RATE, work[WHOLE] / fastest[WHOLE] / 1e9, "GFLOP/s", here, peer, LIBRARY, note=note)
     rate, way = large.fastest
+    large_s = {part: work[part] / rate for part in PRODUCTS}
     for metric, seconds, target in (
-        ("rate of the prompt", fastest[WHOLE], SHARE),
-        ("the same, were its products as fast as the large one", with_products_at(rate, fastest, work), None),
+        (RATE, fastest[WHOLE], SHARE),
+        ("the same, were its products as fast as the large one", with_products_in(large_s, fastest), None),
     ):
         note = f"{way}; {how}" if target else f"derived from the rows above; {way}"
         yield measured(
@@ -152,15 +197,15 @@ def rows(
             "GFLOP/s",
             here,
             rate / 1e9,
-            "large product",
+            LARGE,
             target and target * rate / 1e9,
             note,
         )
 
 
-def with_products_at(rate: float, seconds: Mapping[str, float], work: Mapping[str, int]) -> float:
-    """Seconds of a prompt whose products with weights run at this rate, and all else as it does."""
-    return seconds[WHOLE] + sum(work[part] / rate - seconds[part] for part in PRODUCTS)
+def with_products_in(products_s: Mapping[str, float], seconds: Mapping[str, float]) -> float:
+    """Seconds of a prompt whose products with weights take these, and all else what it takes."""
+    return seconds[WHOLE] + sum(products_s[part] - seconds[part] for part in PRODUCTS)
 
 
 REMARKS = """From the prompt to its first token, batch 1: CPU time of one thread, which does all. "Input laid out" is
@@ -169,10 +214,17 @@ What is left is Python: plans of experts, and rows that torch makes. A ratio is 
 threads read the same caches and memory, so that each has less of them: a prompt takes them more than half of this
 time.
 
+A large product is no peer of an expert's: that has few rows, and its weights come from memory. So each product stands
+beside the fastest that a library (torch, oneDNN) makes of the very same shapes: as many rows for each expert as a
+random prompt gives it in the first layer, one call for each, weights laid out before. The library's input is laid out
+and rounded already, and nothing is gathered, gated or summed. "Rate of the prompt" beside "were its products a
+library's" is above 1 where no library's products would make the prompt faster.
+
 The last two rows of a form say how much of the fastest large product of the same arithmetic a prompt reaches, and how
 much it would if its four products with weights ran at that rate and all else took what it takes: attention, which is
-fp32 in all forms but bf16 by bf16, norms, layout and Python. A target above the last row cannot be reached by products
-of that rate alone. A last row below the one before says that the prompt's products are faster already."""
+fp32 but in the forms bf16 by bf16 and "with bf16 attention", norms, layout and Python. A target above the last row
+cannot be reached by products of that rate alone. A last row below the one before says that the prompt's products are
+faster already."""
 
 
 def main() -> None:

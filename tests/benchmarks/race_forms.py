@@ -37,6 +37,8 @@ INT4 = Quantisation(experts="int4-g32", dense="int4-g32", attention="int4-g32", 
 BF16 = Quantisation(experts="bf16", dense="bf16", attention="bf16", head="bf16", arithmetic="bf16")
 BY_INT8: dict[str, Arithmetic] = {"arithmetic": "int8"}
 BF16_FORM = "bf16 by bf16"
+BF16_ATTENTION = "int8 by int8 with bf16 attention"
+"""Attention of prompts; a token is decoded as in "int8 by int8"."""
 
 FORMS = {
     "f32": Form(torch.float32, 32, "f32"),
@@ -45,14 +47,13 @@ FORMS = {
     BF16_FORM: Form(torch.float32, 16, "bf16", BF16),
     "int8": Form(torch.float32, 8, "q8_0", INT8),
     "int8 by int8": Form(torch.float32, 8, "q8_0", INT8.model_copy(update=BY_INT8)),
+    BF16_ATTENTION: Form(torch.float32, 8, "q8_0", INT8.model_copy(update={**BY_INT8, "attention_arithmetic": "bf16"})),
     "int4": Form(torch.float32, 4.5, "q4_0", INT4),
     "int4 by int8": Form(torch.float32, 4.5, "q4_0", INT4.model_copy(update=BY_INT8)),
 }
 """Forms of one peer stand next to each other: they race together."""
-BF16_ATTENTION = "int8 by int8 with bf16 attention"
-FORMS_OF_LONG_PROMPTS = FORMS | {
-    BF16_ATTENTION: Form(torch.float32, 8, "q8_0", INT8.model_copy(update={**BY_INT8, "attention_arithmetic": "bf16"}))
-}
+MULTIPLY_BF16 = (BF16_FORM, BF16_ATTENTION)
+"""What only processors that multiply two bf16 take part with."""
 
 
 def conditions(name: str, form: str, n_prompt: int, instructions: str) -> str:

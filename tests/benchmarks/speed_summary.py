@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from tests.benchmarks.measurement import Measurement
-from tests.benchmarks.race_forms import BF16_FORM, FORMS, PHASES, PROMPTS, conditions, place
+from tests.benchmarks.race_forms import FORMS, MULTIPLY_BF16, PHASES, PROMPTS, conditions, place
 from tests.benchmarks.race_models import MODELS
 
 Peer = Literal["transformers", "llama.cpp", "large GEMM", "streaming read"]
 Pair = tuple[float | None, float | None]
 """Of prefill and of decode; None where a neighbour disturbed it, or it was not taken."""
 LIMITS: tuple[Peer, Peer] = ("large GEMM", "streaming read")
+RATE, LIBRARY, LARGE = "rate of the prompt", "were its products a library's", "large product"
+"""On the page of a prompt's parts: a metric, and what it stands beside."""
 MISSING = "—"
 
 
@@ -60,7 +62,7 @@ def not_taken(found: Sequence[Measurement]) -> str:
     taken = {m.conditions for m in found}
     lacking = []
     for where in processors(found):
-        forms = [form for form in FORMS if form != BF16_FORM or "AVX2" not in where]  # which has no product of two bf16
+        forms = [form for form in FORMS if form not in MULTIPLY_BF16 or "AVX2" not in where]
         for n_prompt in PROMPTS:
             models = {f: [n for n in MODELS if conditions(n, f, n_prompt, where) not in taken] for f in forms}
             if told := "; ".join(_grouped(models)):
@@ -88,6 +90,24 @@ def lowest(found: Sequence[Measurement], where: str, form: str, n_prompt: int, *
     of_models = [ratios(found, where, name, form, n_prompt, *peers) for name in MODELS]
     prefill, decode = ([pair[i] for pair in of_models if pair[i] is not None] for i in range(len(PHASES)))
     return min(prefill, default=None), min(decode, default=None)
+
+
+def beside_a_library(parts: Sequence[Measurement], where: str) -> str:
+    """Of the rows of prefill-parts: a prompt's rate as a share of one with a library's products of the same shapes, and
+    of the fastest large product."""
+    lines = _header(f"weights, {where}", *MODELS)
+    for form in FORMS:
+        of_models = [[m for m in parts if m.conditions.startswith(f"{name}, {form}, ")] for name in MODELS]
+        pairs = [
+            tuple(
+                next((m.ratio for m in of if m.metric == RATE and m.peer_name == peer and where in m.conditions), None)
+                for peer in (LIBRARY, LARGE)
+            )
+            for of in of_models
+        ]
+        if any(map(any, pairs)):
+            lines.append(_row(form, *(_pair(*pair) for pair in pairs)))
+    return "\n".join(lines)
 
 
 def _pair(prefill: float | None, decode: float | None) -> str:
