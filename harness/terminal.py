@@ -238,6 +238,9 @@ def end_unforeseen(error: Exception) -> NoReturn:
     if isinstance(error, FileNotFoundError) and NO_TEMPORARY in words:
         typer.echo(f"error: {printable(words)}: make room in one of them, or set TMPDIR to another folder", err=True)
         raise SystemExit(EXIT_UNFORESEEN)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        typer.echo(f"error: {printable(words)}: it is closed to this user; chmod opens it, or name another", err=True)
+        raise SystemExit(EXIT_BAD_PLAN)
     if (memory := _lack_of_memory(error)) is not None:
         typer.echo(f"error: {kind}{words and ': '}{printable(words)}; {memory}", err=True)
         raise SystemExit(EXIT_UNFORESEEN)

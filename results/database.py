@@ -79,6 +79,13 @@ def damage_told(path: Path, sealed: bool = False) -> Iterator[None]:
 
 
 def damaged(path: Path, error: object) -> str:
+    """What is wrong with a database that gave this error, and the remedy."""
+    try:
+        path.open("rb").close()
+    except PermissionError as refused:
+        return f"{path} cannot be read ({refused.strerror}); it is for its owner alone, who may share it with chmod"
+    except OSError:
+        pass  # the first error says more
     what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
     return (
         f"{path} cannot be used ({what}); is it damaged, read-only or in use? Put a copy of it back, or save what can"
@@ -99,8 +106,11 @@ def told_gone(gone: Sequence[int]) -> tuple[str, ...]:
 
 def holds_run(path: Path) -> bool:
     """Whether a run was started in a database (a kill while it is made leaves one without). Raises `StoreError`."""
-    if not path.is_file():
-        return False
+    try:
+        if not path.is_file():
+            return False
+    except PermissionError as error:  # of its folder
+        raise StoreError(damaged(path, error)) from error
     with damage_told(path), contextlib.closing(opened_for_reading(path)) as db:
         return has_table(db, "run") and db.execute("SELECT 1 FROM run").fetchone() is not None
 

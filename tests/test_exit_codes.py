@@ -119,6 +119,24 @@ def test_what_nobody_foresaw_is_one_line_and_whole_on_request(tmp_path: Path) ->
             assert "joulebench --verbose" in line
 
 
+def test_a_file_that_is_closed_to_this_user_is_no_fault_of_the_program() -> None:
+    """And its exit code is not the 1 by which `compare` says that something is worse."""
+    script = """
+        import harness.compare_command
+        from harness.cli import main
+
+        def closed(told):
+            raise PermissionError(13, "Permission denied", told)
+
+        harness.compare_command._parsed = closed
+        main()
+    """
+    done = run_python(script, "compare", "/home/other/run", "/home/other/run")
+    assert (done.code, done.stdout) == (2, "")
+    assert "'/home/other/run': it is closed to this user" in done.stderr
+    assert "nobody foresaw" not in done.stderr
+
+
 def test_what_a_limit_on_memory_ends_names_the_limit(tmp_path: Path) -> None:
     """Python's own error, and a library that the loader had no room for."""
     script = """

@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from results.database import DATABASE, StoreError
 from results.records import PowerTrace
 from results.report.files import replace_text
+from results.store import Store
 from results.trace_files import WINDOW, write_traces
+from tests.store_checks import CELLS, INFO
 
 
 def test_a_trace_is_for_its_owner(tmp_path: Path) -> None:
@@ -39,3 +43,24 @@ def test_a_table_that_cannot_be_written_names_itself_and_leaves_no_folder(tmp_pa
         replace_text(path, (part for _ in range(1) for part in parts()))
     assert caught.value.filename == str(path)
     assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("closed", [DATABASE, "."])
+def test_a_run_that_only_its_owner_may_read_is_no_damaged_one(closed: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        others = Path(name)
+        others.chmod(0o755)
+        Store.create(others / "run", INFO, CELLS).close()
+        (others / "run" / closed).chmod(0)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(65534)  # nobody's
+        try:
+            for opened in (Store.view, Store.holds_run):
+                with pytest.raises(StoreError, match=r"cannot be read \(Permission denied\); .* chmod") as caught:
+                    opened(others / "run")
+                assert "recover" not in str(caught.value)
+        finally:
+            if is_root:
+                os.seteuid(0)
+            (others / "run").chmod(0o700)
