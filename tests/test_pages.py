@@ -20,6 +20,7 @@ from tests.plans import raw_plan
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PLANS = sorted((ROOT / "plans").glob("*.toml"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -75,6 +76,40 @@ def test_commands_of_a_page_can_be_given_as_they_stand(page: Path) -> None:
         while isinstance(command, TyperGroup):
             _, command, rest = command.resolve_command(context, rest)
         command.make_context(command.name, list(rest), parent=context)
+
+
+GIVEN_LATER = ("MissingParameter", "BadParameter", "BadOptionUsage")
+
+
+def mentioned(page: Path) -> Iterator[list[str]]:
+    """Arguments of joulebench, of each command that stands within a sentence."""
+    for found in re.findall(r"`(?:[A-Z_]+=\S+ )*joulebench ([^`]*)`", page.read_text("utf-8")):
+        args = shlex.split(found)
+        if not found.startswith(("...", "--")):  # options of the program itself
+            yield args
+
+
+@pytest.mark.parametrize("page", [*PAGES, *PLANS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_a_page_mentions_have_such_options(page: Path) -> None:
+    """Without what they are to be given, or with a word in its place."""
+    for args in mentioned(page):
+        command: Any = typer.main.get_command(app)
+        context, rest = typer.Context(command), args
+        while isinstance(command, TyperGroup) and rest:
+            _, command, rest = command.resolve_command(context, rest)
+        if not isinstance(command, TyperGroup):
+            try:
+                command.make_context(command.name, list(rest), parent=context)
+            except Exception as error:
+                if type(error).__name__ not in GIVEN_LATER:
+                    raise
+
+
+def test_before_its_first_command_the_readme_says_where_the_program_is() -> None:
+    """`make demo` puts it into a folder of its own, where no shell looks for it."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (folder,) = re.findall(r"^VENV := (\S+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert f"{folder}/bin/activate" in readme[: readme.index("\njoulebench ")]
 
 
 def test_a_command_with_a_wrong_option_would_be_seen() -> None:
