@@ -80,6 +80,7 @@ class Channel:
     """What draws this energy: `auto` takes no meter that does not see the unit on which the engine computes."""
     hardware_id: str | None = None
     """Of the board that it is of, where its library tells: two meters number the same GPUs differently."""
+    averaged_s: float | None = None
 
     def __post_init__(self) -> None:
         """Rails, sensors and GPUs are named by drivers and phones."""
@@ -106,6 +107,7 @@ class Channel:
             values=values,
             sample_interval_s=sample_interval_s,
             update_period_s=self.update_period_s,
+            averaged_s=self.averaged_s,
             resolution=self.resolution,
             relative_accuracy=self.relative_accuracy,
             wrap_at_j=self.wrap_at_j,

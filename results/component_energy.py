@@ -29,6 +29,7 @@ from results.jumps import LoneStep, lone_steps
 from results.liveness import Beside, at_rest, shows_nothing
 from results.rest import Resting, Stood, lowest_w, showing, stood_still
 from results.spikes import lone_spikes, runs_of
+from results.time_means import TimeMeanErrors
 from results.uncertainty import CounterErrors, MeanErrors, PartRead, PowerErrors
 from results.units import format_duration
 
@@ -84,7 +85,7 @@ class ComponentEnergy:
         inside = replace(curve, stands=tuple(_near(curve.stands, self._stands_s, edges)))
         still_j2, stood = stood_still(trace, inside, edges, self._n_alike)
         jumped_j2, jumped = self._jumped(edges, energy_j)
-        apart_s = max(curve.update_period_s, trace.sample_interval_s)
+        apart_s = max(curve.update_period_s, trace.sample_interval_s, self._averaged_s)
         return PartEnergy(
             energy_j,
             variance_j2 + still_j2 + jumped_j2,
@@ -131,14 +132,19 @@ class ComponentEnergy:
             return str(reason)
 
     @cached_property
-    def _errors(self) -> CounterErrors | MeanErrors | PowerErrors:
+    def _errors(self) -> CounterErrors | MeanErrors | PowerErrors | TimeMeanErrors:
         curve = self._curve
         if curve.watts is None:
             seen = curve.times_s, curve.segment_w, curve.renewed_within_s, curve.aged_j
             return CounterErrors(*seen, self.trace.resolution)
         if curve.is_flat:
             return MeanErrors(curve.times_s, curve.watts[:-1], self.trace.resolution)
-        return PowerErrors(replace(self.trace, times_s=curve.times_s, values=curve.watts))
+        stands_for = replace(self.trace, times_s=curve.times_s, values=curve.watts)
+        return TimeMeanErrors(stands_for, self._averaged_s) if self._averaged_s > 0 else PowerErrors(stands_for)
+
+    @property
+    def _averaged_s(self) -> float:
+        return self.trace.averaged_s or 0.0
 
     @cached_property
     def _stands_s(self) -> Array:
@@ -217,14 +223,16 @@ class ComponentEnergy:
         if np.any(lengths_s < 0):
             raise UnresolvedError(f"{name}: a window ends before it starts")
         start_s, end_s = float(edges.min()), float(edges.max())
-        if start_s < t[0] - EDGE_TOLERANCE_S or end_s > t[-1] + EDGE_TOLERANCE_S:
+        # The last mean stands in the middle of its time.
+        last_s = float(t[-1]) - self._averaged_s / 2
+        if start_s < t[0] - EDGE_TOLERANCE_S or end_s > last_s + EDGE_TOLERANCE_S:
             raise UnresolvedError(
-                f"{name}: the readings ({t[-1] - t[0]:.3g} s) leave {max(t[0] - start_s, end_s - t[-1]):.3g} s"
+                f"{name}: the readings ({last_s - t[0]:.3g} s) leave {max(t[0] - start_s, end_s - last_s):.3g} s"
                 " of the window uncovered"
             )
         self._check_gaps(edges)
         # A counter read at its own edges needs no sampling interval; watts must be sampled within the interval.
-        period_s = update_s if trace.kind == "counter" else max(update_s, trace.sample_interval_s)
+        period_s = update_s if trace.kind == "counter" else max(update_s, trace.sample_interval_s, self._averaged_s)
         mean_s = float(lengths_s.mean())
         if period_s > 0 and mean_s < MIN_UPDATES * period_s:
             what = "the window is" if len(edges) == 1 else f"{len(edges)} intervals are on average"

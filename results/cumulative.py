@@ -2,6 +2,7 @@
 
     power    linear between what the readings stand for (trapezoid; the window's edges are interpolated)
     held     the same, of a gauge that is renewed; means without an update period stand until the next
+    means    power whose readings are means of a time that is known: the same, each in the middle of that time
     counter  differences, unwrapped, linear between readings
 
 A counter that renews its value every u seconds shows an old one: on average by half of the time w in which it was
@@ -103,12 +104,14 @@ def power_samples(trace: PowerTrace, values: Array) -> tuple[Array, Array]:
 
     A value was renewed at any time since the reading before, at most an update ago: half of that on average. It shows
     that instant, or the mean of the update before it, and nobody says which: a quarter of an update is between the two.
+    Where a mean is told of, it stands in the middle of its time.
     A value that stands for longer was renewed unseen, once an update: last one update before the next, and so the step
     to the next lies between these two, wherever the readings were.
     """
     t, update_s = trace.times_s, trace.update_period_s
+    older_s = update_s / 4 if trace.averaged_s is None else trace.averaged_s / 2
     if update_s == 0:
-        return t, values
+        return (t, values) if older_s == 0 else _with_ends(t, values, t - older_s, values)
     within_s = np.minimum(np.diff(t, prepend=t[0] - update_s), update_s)
     if trace.sample_interval_s > 0:
         within_s = np.minimum(within_s, trace.sample_interval_s)
@@ -124,10 +127,14 @@ def power_samples(trace: PowerTrace, values: Array) -> tuple[Array, Array]:
     apart_s[-1] = update_s if n_renewals[-1] < n_readings[-1] else of_readings_s
     of = np.repeat(np.arange(len(changed)), n_renewals)
     nth = np.arange(len(of)) - np.repeat(np.cumsum(n_renewals) - n_renewals, n_renewals)
-    at_s = np.maximum.accumulate(renewed_s[changed][of] + nth * apart_s[of] - update_s / 4)
-    # The ends of the trace are reached with their own power.
+    at_s = np.maximum.accumulate(renewed_s[changed][of] + nth * apart_s[of] - older_s)
+    return _with_ends(t, values, at_s, values[changed][of])
+
+
+def _with_ends(t: Array, values: Array, at_s: Array, watts: Array) -> tuple[Array, Array]:
+    """The ends of the trace are reached with their own power."""
     at_s = np.concatenate([[min(t[0], at_s[0]) - EDGE_S], at_s, [max(t[-1], at_s[-1]) + EDGE_S]])
-    watts = np.concatenate([[values[0]], values[changed][of], [values[-1]]])
+    watts = np.concatenate([[values[0]], watts, [values[-1]]])
     increases = np.concatenate([[True], np.diff(at_s) > 0])
     return at_s[increases], watts[increases]
 

@@ -259,6 +259,8 @@ class PowerTrace:
     """Stretches without a reading, recorded by the sampler."""
     basis: str | None = None
     """Of a raw trace: what turns it into joules besides its values, as JSON: a watts sheet, a list of operations."""
+    averaged_s: float | None = None
+    """Of power that is known to be means: of so long before each renewal. None: of instants, or nobody says."""
 
 
 class EnergyReading(Record):

@@ -313,6 +313,24 @@ def _returning(watts: Array) -> float:
     return max(1.0, found)
 
 
+class Scatter:
+    """Variance of means that follow each other, from what sticks out between two neighbours."""
+
+    def __init__(self, watts: Array) -> None:
+        self._n = len(watts)
+        self._sum_w2 = np.concatenate([[0.0], np.cumsum((watts[1:-1] - watts[:-2]) * (watts[1:-1] - watts[2:]))])
+
+    def near_w2(self, i: NDArray[np.intp]) -> Array:
+        """Around the i-th of them."""
+        n = self._n
+        if n < 3:
+            return np.zeros(len(i))
+        low = np.clip(i - 1 - NEAR_STEPS, 0, n - 2)
+        high = np.clip(i + NEAR_STEPS, low + 1, n - 2)
+        low = np.minimum(low, high - 1)
+        return np.asarray(np.maximum((self._sum_w2[high] - self._sum_w2[low]) / (high - low), 0.0))
+
+
 class CounterErrors:
     """What the readings of a counter leave open of any window: what is the same for all windows is worked out once."""
 
@@ -320,7 +338,7 @@ class CounterErrors:
         """Of its readings [m]; watts: of the steps between them [m - 1]."""
         self._times_s, self._watts, self._within_s, self._aged_j = times_s, watts, renewed_within_s, aged_j
         self._step_j = step_j
-        self._sum_w2 = np.concatenate([[0.0], np.cumsum((watts[1:-1] - watts[:-2]) * (watts[1:-1] - watts[2:]))])
+        self._scatter = Scatter(watts)
 
     def variance_j2(self, edges: Array) -> float:
         """Of the edges [n, 2] of the intervals, between the readings.
@@ -336,7 +354,7 @@ class CounterErrors:
         age_j2 = ((1 - f) * aged_j[i] + f * aged_j[i + 1]) ** 2
         interpolated_j = self._change_near_w(i, f) * dt * f * (1 - f)
         either_side = np.minimum(f * (1 - f) + self._within_s[i] / (2 * dt), 0.25)
-        scatter_j2 = self._scatter_near_w2(i) * dt**2 * either_side
+        scatter_j2 = self._scatter.near_w2(i) * dt**2 * either_side
         return float((age_j2 + scatter_j2 + self._step_j**2 / 12).sum() + interpolated_j.sum() ** 2)
 
     def _change_near_w(self, i: NDArray[np.intp], f: Array) -> Array:
@@ -344,16 +362,6 @@ class CounterErrors:
         watts = self._watts
         near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
         return np.asarray(np.ptp(near_w, axis=0))
-
-    def _scatter_near_w2(self, i: NDArray[np.intp]) -> Array:
-        """Variance of the steps around the i-th of them, as power."""
-        n = len(self._watts)
-        if n < 3:
-            return np.zeros(len(i))
-        low = np.clip(i - 1 - NEAR_STEPS, 0, n - 2)
-        high = np.clip(i + NEAR_STEPS, low + 1, n - 2)
-        low = np.minimum(low, high - 1)
-        return np.asarray(np.maximum((self._sum_w2[high] - self._sum_w2[low]) / (high - low), 0.0))
 
 
 class MeanErrors(CounterErrors):

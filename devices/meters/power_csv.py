@@ -1,6 +1,6 @@
 """A CSV of recorded power: `time_s`, and a column that ends in `_w` for each component. Refused with the line at fault.
 
-Which columns are summed: `devices.meters.power_columns`.
+Which columns are summed: `devices.meters.power_columns`. What it may say of its values: `devices.meters.power_words`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from devices.base import MeterUnavailableError
 from devices.meters.power_columns import NO_DRAW, SAYS_POWER, summed
+from devices.meters.power_words import COMMENT, PowerWords, read_words, refuse_contradicted
 
 Array = NDArray[np.float64]
 
@@ -33,12 +34,13 @@ _DECIMAL_COMMA = re.compile(r"\s*[-+]?\d*,\d+\s*")
 
 
 class PowerTable(NamedTuple):
-    """Times [n], watts [n, components], and which components are summed."""
+    """Times [n], watts [n, components], which components are summed, and what is told of the watts."""
 
     components: tuple[str, ...]
     additive: tuple[bool, ...]
     times_s: Array
     watts: Array
+    words: PowerWords
 
 
 def read_power_csv(path: Path) -> PowerTable:
@@ -46,6 +48,7 @@ def read_power_csv(path: Path) -> PowerTable:
     import pandas as pd
 
     try:
+        words = read_words(path)
         columns = _header(path)
         wanted = [columns.index(TIME), *(i for i, c in enumerate(columns) if _is_watts(c))]
         with warnings.catch_warnings():
@@ -55,6 +58,7 @@ def read_power_csv(path: Path) -> PowerTable:
                 path,
                 index_col=False,
                 header=0,
+                skiprows=words.n_lines,
                 names=range(len(columns)),
                 dtype=dict.fromkeys(wanted, np.float64),
                 encoding="utf-8-sig",
@@ -70,7 +74,8 @@ def read_power_csv(path: Path) -> PowerTable:
         fault = _first_fault(path, least_power_w(watts).tolist())
         raise MeterUnavailableError(f"replay: {path}: {fault or 'a column has less than 0 W on average'}")
     components = [columns[i][: -len(WATTS)] for i in wanted[1:]]
-    return PowerTable(tuple(components), summed(path, components, watts), times_s, watts)
+    refuse_contradicted(path, words, [columns[i] for i in wanted[1:]], times_s, watts)
+    return PowerTable(tuple(components), summed(path, components, watts), times_s, watts, words)
 
 
 def is_power(times_s: Array, watts: Array) -> bool:
@@ -92,15 +97,17 @@ def least_power_w(watts: Array) -> Array:
 def _header(path: Path) -> list[str]:
     """Raises `MeterUnavailableError` where the columns are not those of a recording."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        columns = [c.strip() for c in next(csv.reader(_without_nul(file)), [])]
+        rows = csv.reader(_lines(file))
+        columns = _columns(rows)
+    where = f"replay: {path}: line {rows.line_num}"
     if WATTS in columns:
-        raise MeterUnavailableError(f"replay: {path}: line 1: a column is called {WATTS}; write its part, as in cpu_w")
+        raise MeterUnavailableError(f"{where}: a column is called {WATTS}; write its part, as in cpu_w")
     if TIME in columns and any(map(_is_watts, columns)):
         repeated = [c for c in dict.fromkeys(columns) if columns.count(c) > 1 and (c == TIME or _is_watts(c))]
         if repeated:
-            raise MeterUnavailableError(f"replay: {path}: line 1: the column {repeated[0]} is there twice; rename one")
+            raise MeterUnavailableError(f"{where}: the column {repeated[0]} is there twice; rename one")
         for column in columns:
-            _refuse_column(path, column)
+            _refuse_column(where, column)
         return columns
     remedy = f"it needs {TIME} and at least one that ends in {WATTS}"
     if len(columns) == 1 and (";" in columns[0] or "\t" in columns[0]):
@@ -113,19 +120,19 @@ def _is_watts(column: str) -> bool:
     return column.lower().endswith(WATTS)
 
 
-def _refuse_column(path: Path, column: str) -> None:
+def _refuse_column(where: str, column: str) -> None:
     """A power that would be dropped for its name, or a limit that would be added for its name."""
     words = frozenset(re.findall(r"[a-zµ]+", column.lower()))
     is_draw = not words & NO_DRAW
     if _is_watts(column):
         if not is_draw:
             raise MeterUnavailableError(
-                f"replay: {path}: line 1: {column} is named as a limit or an extreme, not as what was drawn; delete it"
+                f"{where}: {column} is named as a limit or an extreme, not as what was drawn; delete it"
             )
         return
     if is_draw and (words & SAYS_POWER or "power" in column.lower() or "watt" in column.lower()):
         raise MeterUnavailableError(
-            f"replay: {path}: line 1: {column} is named as a power, and only columns in watts that end in {WATTS} are"
+            f"{where}: {column} is named as a power, and only columns in watts that end in {WATTS} are"
             f" read; write watts and call it PART{WATTS}, as in gpu_w, or delete it"
         )
 
@@ -133,18 +140,18 @@ def _refuse_column(path: Path, column: str) -> None:
 def _has_truth_values(path: Path, columns: Sequence[str], wanted: Sequence[int]) -> bool:
     """A column of nothing but these is taken for numbers, so the first row shows it."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(_without_nul(file))
-        next(rows, [])
+        rows = csv.reader(_lines(file))
+        _columns(rows)
         first = next((row for row in rows if row), [""] * len(columns))
     return any(first[i].strip().lower() in ("true", "false") for i in wanted)
 
 
 def _first_fault(path: Path, least_w: Sequence[float] | None = None) -> str | None:
-    """What is wrong first, with its line; line 1 is the header. None where nothing is. least_w: of each component."""
+    """What is wrong first, with its line in the file. None where nothing is. least_w: of each component."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        rows = csv.reader(_without_nul(file))
+        rows = csv.reader(_lines(file))
         try:
-            columns = [c.strip() for c in next(rows, [])]
+            columns = _columns(rows)
             wanted = [i for i, c in enumerate(columns) if c == TIME or _is_watts(c)]
             powers = [i for i in wanted if columns[i] != TIME]
             least_of = dict(zip(powers, least_w or [-math.inf] * len(powers), strict=True))
@@ -194,6 +201,13 @@ def _cell_fault(name: str, cell: str, least_w: float) -> str | None:
     return None if value < MAX_W else f"beyond {MAX_W:g} W; is its unit another one?"
 
 
-def _without_nul(lines: Iterator[str]) -> Iterator[str]:
-    """`csv` refuses a NUL; here it is no number, which is told with its line."""
-    return (line.replace("\0", "\N{REPLACEMENT CHARACTER}") for line in lines)
+def _lines(file: Iterator[str]) -> Iterator[str]:
+    """Comments before the header are empty. `csv` refuses a NUL; here it is no number, which is told with its line."""
+    is_before = True
+    for line in file:
+        is_before = is_before and line.startswith(COMMENT)
+        yield "\n" if is_before else line.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _columns(rows: Iterator[list[str]]) -> list[str]:
+    return [c.strip() for c in next((row for row in rows if row), [])]

@@ -1,9 +1,9 @@
 """Plays recorded power back in place of a meter: for demonstrations, tests and re-analysis.
 
 A CSV has a column `time_s` (increasing, from any start) and one column per component that ends in `_w`: watts at an
-instant (`devices.meters.power_csv`). A text of Apple's powermetrics has the mean watts of each of its samples. Every
-window replays the recording from its beginning; a window longer than it has no energy. Method "replayed": these joules
-are not of this run.
+instant, or means as it tells (`devices.meters.power_csv`). A text of Apple's powermetrics has the mean watts of each of
+its samples. Every window replays the recording from its beginning; a window longer than it has no energy. Method
+"replayed": these joules are not of this run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class ReplayMeter(Playback):
         self._times_s = times_s - times_s[0]
 
     def played(self, start_s: float, now_s: float) -> Sequence[PowerTrace]:
-        n = int(np.searchsorted(self._times_s, now_s - start_s, side="right")) + 1
+        later_s = max(channel.update_period_s + (channel.averaged_s or 0.0) for channel in self.channels)
+        n = int(np.searchsorted(self._times_s, now_s - start_s + later_s, side="right")) + 1
         times_s = self._times_s[:n] + start_s
         interval_s = float(np.median(np.diff(self._times_s)))
         return [
@@ -58,14 +59,24 @@ class ReplayMeter(Playback):
 def _read_csv(path: Path) -> _Recording:
     table = read_power_csv(path)
     shown = tuple(c for c, is_summed in zip(table.components, table.additive, strict=True) if not is_summed)
-    note = f"replayed from {path.name}" + (
-        f"; a part of another column, not added: {', '.join(shown)}" if shown else ""
-    )
+    words, watts = table.words, table.watts
+    note = f"replayed from {path.name}" + (f": {words}" if str(words) else "")
+    note += f"; a part of another column, not added: {', '.join(shown)}" if shown else ""
+    if words.of_rows:
+        # Means that stand from the row before to their own.
+        watts = np.concatenate([watts[1:], watts[-1:]])
     channels = tuple(
-        Channel(component=c, kind="power", additive=is_summed, note=note)
+        Channel(
+            component=c,
+            kind="held" if words.of_rows else "power",
+            update_period_s=words.update_period_s,
+            averaged_s=words.averaged_s,
+            additive=is_summed,
+            note=note,
+        )
         for c, is_summed in zip(table.components, table.additive, strict=True)
     )
-    return _Recording(channels, table.times_s, table.watts)
+    return _Recording(channels, table.times_s, watts)
 
 
 def _read_powermetrics(path: Path) -> _Recording:

@@ -70,9 +70,9 @@ class TraceReplayMeter(Playback):
         return self._marks
 
     def _shifted(self, trace: PowerTrace, start_s: float, now_s: float) -> PowerTrace:
-        """The recording as if it had begun at `start_s`, until an update and a reading behind now."""
+        """The recording as if it had begun at `start_s`, until an update, a mean and a reading behind now."""
         later_s = start_s - self._recorded_start_s
-        until_s = now_s - later_s + 2 * (trace.update_period_s + trace.sample_interval_s)
+        until_s = now_s - later_s + 2 * (trace.update_period_s + trace.sample_interval_s) + (trace.averaged_s or 0.0)
         n = int(trace.times_s.searchsorted(until_s, side="right")) + 1
         return replace(
             trace,
@@ -103,6 +103,7 @@ def _channel(trace: PowerTrace) -> Channel:
         component=trace.component,
         kind=trace.kind,
         update_period_s=trace.update_period_s,
+        averaged_s=trace.averaged_s,
         resolution=trace.resolution,
         relative_accuracy=trace.relative_accuracy,
         wrap_at_j=trace.wrap_at_j,

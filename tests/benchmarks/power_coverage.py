@@ -147,6 +147,36 @@ def gauge(update_s: float, means: bool, every_s: float = 0.05) -> Reader:
     return read
 
 
+def told_means(averaged_s: float, every_s: float, update_s: float = 0.0, spread: float = 0.0) -> Reader:
+    """Of the time before each renewal, as a recording tells them: nvidia-smi's log, say."""
+
+    def read(load: StepPower, window_s: float, rng: np.random.Generator) -> PowerTrace:
+        before_s, behind_s = 2 * averaged_s + 2 * update_s + every_s, averaged_s + 2 * update_s + 3 * every_s
+        n = int((window_s + before_s + behind_s) / every_s / (1 - spread)) + 4
+        at_s = -before_s + np.cumsum(every_s * rng.uniform(1 - spread, 1 + spread, n)) - every_s * rng.uniform()
+        at_s = at_s[: int(np.searchsorted(at_s, window_s + behind_s)) + 1]
+        phase_s = rng.uniform(0, update_s) if update_s else 0.0
+        shown_s = np.floor((at_s - phase_s) / update_s) * update_s + phase_s if update_s else at_s
+        watts = (load.since_start_j(shown_s) - load.since_start_j(shown_s - averaged_s)) / averaged_s
+        told = {"averaged_s": averaged_s, "update_period_s": update_s, "resolution": 1e-3}
+        return trace("power", at_s, np.round(watts, 3), every_s, method="replayed", **told)
+
+    return read
+
+
+def stretch_means(every_s: float) -> Reader:
+    """From the end of the one before to the end of its own, whose time is known: powermetrics, turbostat."""
+
+    def read(load: StepPower, window_s: float, rng: np.random.Generator) -> PowerTrace:
+        lasted_s = every_s * rng.uniform(0.95, 1.1, int(window_s / every_s / 0.95) + 6)
+        at_s = -every_s * (1 + rng.uniform()) + np.concatenate([[0.0], np.cumsum(lasted_s)])
+        watts = np.diff(load.since_start_j(at_s)) / lasted_s
+        shown = np.round(np.append(watts, watts[-1]), 3)
+        return trace("held", at_s, shown, every_s, method="replayed", resolution=1e-3)
+
+    return read
+
+
 READERS: dict[str, tuple[Reader, tuple[float, ...]]] = {
     "power, 20 ms": (power(0.02), (0.5, 1.0, 2.5, 10.0)),
     "power, 37 ms": (power(0.037), (0.5, 1.0, 2.5, 10.0)),
@@ -158,6 +188,14 @@ READERS: dict[str, tuple[Reader, tuple[float, ...]]] = {
     "instants, 1 s": (gauge(1.0, False), (10.5, 60.0)),
     "means, 250 ms": (gauge(0.25, True), (2.6, 10.0, 60.0)),
     "means, 1 s": (gauge(1.0, True), (10.5, 60.0)),
+    "stretch means, 100 ms": (stretch_means(0.1), (1.1, 2.5, 10.0)),
+    "stretch means, 1 s": (stretch_means(1.0), (11.0, 60.0)),
+    "told means of 1 s, read each 100 ms": (told_means(1.0, 0.1), (10.5, 60.0)),
+    "told means of 1 s, renewed each 100 ms, read each 100 ms": (told_means(1.0, 0.1, 0.1), (10.5, 60.0)),
+    "told means of 1 s, renewed each 100 ms, read each 20 ms": (told_means(1.0, 0.02, 0.1), (10.5, 60.0)),
+    "told means of 1 s, renewed each 1 s, read each 100 ms": (told_means(1.0, 0.1, 1.0), (10.5, 60.0)),
+    "told means of 1 s, read each 1 s": (told_means(1.0, 1.0), (10.5, 60.0)),
+    "told means of 25 ms, renewed each 100 ms, read each 50 ms": (told_means(0.025, 0.05, 0.1, AT_RANDOM), (2.5, 10.0)),
 }
 
 

@@ -1,0 +1,113 @@
+"""What a recorded power CSV says of its values, in comment lines before its header:
+
+    # averaged_s = 1           each value is the mean of so many seconds before its `time_s`
+    # averaged_s = rows        each value is the mean of the time since the row before
+    # update_period_s = 0.1    how often the values renew, where rows repeat them
+
+They hold for all columns. Other comments are skipped where they are no `word = value`. Without them a value is the
+power at its moment, and every row has a new one.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.base import MeterUnavailableError
+from devices.gauges import observed_update_period_s
+
+Array = NDArray[np.float64]
+
+COMMENT = "#"
+AVERAGED, PERIOD = "averaged_s", "update_period_s"
+ROWS = "rows"
+QUICKER = 0.5
+"""Of the period that is told: values that change so much quicker renew so too."""
+
+
+class PowerWords(NamedTuple):
+    """averaged_s: None where nothing is told, and where the means are `of_rows`. n_lines: before the header."""
+
+    n_lines: int = 0
+    averaged_s: float | None = None
+    of_rows: bool = False
+    update_period_s: float = 0.0
+
+    def __str__(self) -> str:
+        told = []
+        if self.of_rows:
+            told.append("each value is the mean since the row before")
+        if self.averaged_s is not None:
+            told.append(f"each value is the mean of the {self.averaged_s:.6g} s before it")
+        if self.update_period_s:
+            told.append(f"values renew every {self.update_period_s:.6g} s")
+        return ", ".join(told)
+
+
+def read_words(path: Path) -> PowerWords:
+    """Raises `MeterUnavailableError` with the line that says what cannot be, OSError where there is no file."""
+    told: dict[str, str] = {}
+    n_lines = 0
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for line in file:
+            if not line.startswith(COMMENT):
+                break
+            n_lines += 1
+            word, equals, value = (part.strip() for part in line.lstrip(COMMENT).partition("="))
+            if word not in (AVERAGED, PERIOD) or not equals:
+                if AVERAGED in line or PERIOD in line or (equals and len(word.split()) == 1):
+                    remedy = f"write {AVERAGED} = SECONDS, or {PERIOD} = SECONDS"
+                    raise _refused(path, n_lines, f"{line.strip()[:60]!r} tells nothing that is known; {remedy}")
+                continue
+            if word in told:
+                raise _refused(path, n_lines, f"{word} is told twice; delete one")
+            told[word] = value
+            if not (word == AVERAGED and value == ROWS):
+                _seconds(path, n_lines, word, value)
+    of_rows = told.get(AVERAGED) == ROWS
+    if of_rows and PERIOD in told:
+        raise _refused(
+            path,
+            n_lines,
+            f"{AVERAGED} = {ROWS} says that each row has a value of its own, and {PERIOD} that rows repeat one;"
+            " delete one of them",
+        )
+    averaged_s = float(told[AVERAGED]) if AVERAGED in told and not of_rows else None
+    return PowerWords(n_lines, averaged_s, of_rows, float(told.get(PERIOD, 0.0)))
+
+
+def refuse_contradicted(path: Path, words: PowerWords, columns: list[str], times_s: Array, watts: Array) -> None:
+    """watts: [rows, columns]. Raises `MeterUnavailableError` where the rows cannot be what the words say."""
+    length_s = float(times_s[-1] - times_s[0])
+    for word, told_s in ((AVERAGED, words.averaged_s or 0.0), (PERIOD, words.update_period_s)):
+        if told_s > length_s:
+            raise MeterUnavailableError(
+                f"replay: {path}: {word} = {told_s:.6g}, and the whole recording lasts {length_s:.6g} s; is it in"
+                " seconds?"
+            )
+    for column, column_w in zip(columns, watts.T, strict=True):
+        seen_s = observed_update_period_s(times_s, column_w)
+        if seen_s < QUICKER * words.update_period_s:
+            raise MeterUnavailableError(
+                f"replay: {path}: {PERIOD} = {words.update_period_s:.6g}, and {column} changes every {seen_s:.3g} s;"
+                f" a mean of longer than it renews is told by {AVERAGED}"
+            )
+
+
+def _seconds(path: Path, line: int, word: str, value: str) -> None:
+    """Raises `MeterUnavailableError` where these are none."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        other = f", or {ROWS}" if word == AVERAGED else ""
+        raise _refused(path, line, f"{word} is {value[:40]!r}; write seconds above 0{other}")
+
+
+def _refused(path: Path, line: int, why: str) -> MeterUnavailableError:
+    return MeterUnavailableError(f"replay: {path}: line {line}: {why}")
