@@ -244,7 +244,9 @@ were all alike and the load was not. *Refused*: windows without joules, of all l
 those of a stuck sensor: one exact value for most of the window, and others beside it. Real sensors show noise.
 
 Power is read 0.5 to 1.5 intervals apart, as all meters of power are here; the grid is that of recordings of other
-tools.
+tools. Stretch means are those of a log whose samples meet (powermetrics, turbostat). Told means are those of a power
+CSV that says what they are of and how often they renew ([page](../devices/linux.md)), read on a grid but for those of
+25 ms. What a steady ramp puts off at one edge of a window it puts back at the other: that makes their widest.
 """
 HEADER = ["meter", "window", "covered", "least", "width", "widest", "worst", "refused"]
 UNSEEN = 1e3
