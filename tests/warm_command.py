@@ -107,6 +107,8 @@ def _exactly(link: socket.socket, n_bytes: int) -> bytes:
 
 def _serve(link: socket.socket) -> None:
     import harness
+    from engines.coreml.toolkit import load_coremltools
+    from engines.errors import EngineError
 
     # The forked process has the default again; the server goes with its link.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -126,6 +128,9 @@ def _serve(link: socket.socket) -> None:
                 return
             output, errors = files
             asked = json.loads(_exactly(link, int.from_bytes(head)))
+            if asked["command"][1:2] == ["coreml"]:
+                with suppress(EngineError):
+                    load_coremltools()
             pid = os.fork()
             if pid == 0:
                 link.close()
