@@ -222,6 +222,16 @@ def test_a_bad_request_says_which_part_of_it_is_wrong(server: LocalServer, body:
     assert found["error"]["message"].startswith(place)
 
 
+def test_a_chats_limit_has_two_names_and_one_value(server: LocalServer) -> None:
+    """OpenAI's API takes either, and refuses both. Clients that know other servers give both alike."""
+    asked = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "ignore_eos": True}
+    for limits in ({"max_tokens": 3}, {"max_completion_tokens": 3}, {"max_tokens": 3, "max_completion_tokens": 3}):
+        assert post(server, CHAT, asked | limits)[1]["usage"]["completion_tokens"] == 3
+    status, found = post(server, CHAT, asked | {"max_tokens": 3, "max_completion_tokens": 4})
+    assert status == 400
+    assert found["error"]["message"].startswith("max_tokens 3 and max_completion_tokens 4 are two names of one limit")
+
+
 def test_only_programs_of_this_machine_are_answered(server: LocalServer) -> None:
     asked = json.dumps({"prompt": "a", "max_tokens": 1})
     for headers, status in (

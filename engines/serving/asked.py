@@ -133,7 +133,15 @@ class ChatAsked(Asked):
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
-    """The newer name of `max_tokens`."""
+    """The newer name of `max_tokens`: clients that know both servers give both."""
+
+    def check(self) -> None:
+        super().check()
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise BadRequestError(
+                f"max_tokens {self.max_tokens} and max_completion_tokens {self.max_completion_tokens} are two names of"
+                " one limit; give one of them"
+            )
 
     @property
     def most_tokens(self) -> int | None:
