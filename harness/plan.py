@@ -330,6 +330,8 @@ def _table_problems(
         for key, name in (("over", spec.over), *(("rows", row) for row in spec.rows or ())):
             if name not in arms:
                 yield f"table[{i}].{key}: no arm has the name {shown(name)}; {nearest(name, arms)}"
+        if spec.rows is not None and len(set(spec.rows)) < len(spec.rows):
+            yield f"table[{i}].rows: names an arm twice; name each once"
         for key in spec.keys:
             if key not in swept:
                 remedy = nearest(key, swept) if swept else "give it values in [sweep], or remove the line"

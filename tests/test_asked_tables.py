@@ -265,6 +265,13 @@ def test_a_plan_may_name_a_swept_key_of_workloads_but_none_of_both() -> None:
         build_plan(raw_plan(table=[both], sweep={"workload.limit": [1, 2]}))
 
 
+def test_a_row_that_is_named_twice_is_refused() -> None:
+    """The page had the arm's row two times."""
+    table = {"title": "t", "over": "dropless", "rows": ["dropless", "dropless"]}
+    with pytest.raises(PlanError, match=re.escape("table[0].rows: names an arm twice")):
+        build_plan(raw_plan(table=[table]))
+
+
 def printed(found: RunData) -> str:
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     print_summary(RunFrames(found), console)
