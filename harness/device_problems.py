@@ -12,6 +12,7 @@ from harness.catalog import METERS
 from harness.combinations import sheet_of
 from harness.device_specs import (
     ANDROID_METERS,
+    ANDROID_PREFIX,
     IOS_METERS,
     AndroidSpec,
     DeviceSpec,
@@ -32,6 +33,10 @@ def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:
         return _phone_problems(path, device)
     if device.name == "host":
         return _host_problems(path, device)
+    if device.name.rpartition(":")[2].isdecimal():
+        own = f"{ANDROID_PREFIX}{device.name}"
+        told = f"{shown(device.name)} is no name; an Android phone at an address is named {own!r}"
+        return iter([f"{path}.name: {told}, and adb is told to connect to it"])
     known = ["host", "adb:SERIAL", "ios:UDID", *(f"{MODEL_PREFIX}{s}" for s in available_sheets())]
     return iter([f"{path}.name: unknown device {shown(device.name)}; {nearest(device.name, known)}"])
 

@@ -160,6 +160,7 @@ from tests.plans import (
         ),
         ({"device": [HOST | {"app": "org.example"}]}, ["device[0].app", "energy gauge of an iPhone", "remove"]),
         ({"device": [{"name": "R58M"}]}, ["device[0].name", "'R58M'", "adb:SERIAL"]),
+        ({"device": [{"name": "192.168.0.1:5555"}]}, ["device[0].name", "named 'adb:192.168.0.1:5555'", "connect"]),
         (
             {"protocol": {"max_foreign_cpu_share": 1.5}},
             ["protocol.max_foreign_cpu_share", "1.5", "less than or equal to 1"],
