@@ -35,12 +35,18 @@ OFF: Mapping[str, Any] = {
     "stop_strings": None,
     "max_time": None,
     "max_new_tokens": None,
+    "use_mtp": False,
+    "return_dict_in_generate": False,
 }
 """Rules that make greedy answers others, with the values that do nothing. Temperature, top_k and top_p change none.
 
 max_new_tokens stands over the number that lm-eval asks of transformers: an answer without an end is longer. Some of
 them transformers follows only where it is given a tokenizer, or code of others: lm-eval's call ends with an error.
 """
+
+
+ON: Mapping[str, Any] = {"cache_implementation": "quantized"}
+"""Keys of many values, of which one makes answers others."""
 
 
 def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: bool = False) -> tuple[str, ...]:
@@ -54,8 +60,8 @@ def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: b
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         path = folder / CONFIG_FILE
-    asked = {key: value for key, value in read_json(path).items() if key in OFF}
-    rules = [f"{key} = {value!r:.40}" for key, value in asked.items() if value not in (None, [], OFF[key])]
+    asked = {key: value for key, value in read_json(path).items() if key in OFF or (key in ON and value == ON[key])}
+    rules = [f"{key} = {value!r:.40}" for key, value in asked.items() if value not in (None, [], OFF.get(key))]
     notes = (
         (
             "tokenizer_config.json asks for clean_up_tokenization_spaces; texts here keep their blanks, and those of"
