@@ -97,12 +97,16 @@ def check_folder(directory: Path, resume: bool) -> None:
 
 def _environments(plan: Plan, run_parts: RunParts) -> dict[str, Environment]:
     """Opens every device, so that one that is not ready is told before anything is written."""
-    found = {}
+    found: dict[str, Environment] = {}
+    names: dict[str, str] = {}
     for cell_plan in {c.cell.device: c for c in plan.cells}.values():
         try:
             found[cell_plan.cell.device] = run_parts.environment(cell_plan)
         except DeviceError as error:
             raise DeviceNotReadyError(str(error)) from error
+        unit, name = found[cell_plan.cell.device].unit, cell_plan.device.name
+        if unit is not None and names.setdefault(unit, name) != name:
+            raise DeviceNotReadyError(f"{names[unit]} and {name} are one phone, reached in two ways; name it once")
     return found
 
 

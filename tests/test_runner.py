@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.gates import Gates, wait_until_ready
 from engines.errors import EngineError
+from harness.device_specs import AndroidSpec
 from harness.matrix import CellPlan
 from harness.opening import DeviceNotReadyError, open_run
 from harness.plan import Plan, build_plan
@@ -351,6 +353,23 @@ class OfOneModel(FakeDevice):
 
     def environment(self) -> Environment:
         return super().environment().model_copy(update={"unit": self.unit})
+
+
+def test_one_phone_is_not_measured_under_two_names(tmp_path: Path) -> None:
+    """By USB and by its address: the tables had two devices, and one phone was both."""
+    plan, bench = planned(), FakeBench()
+    bench.fake_device = phone = OfOneModel(bench.machine, bench.fake_device.meters)
+    names = ("adb:R58M42ABCDE", "adb:192.168.1.7:5555")
+    cells = tuple(
+        replace(c, device=AndroidSpec(name=name), cell=c.cell.model_copy(update={"device": name}))
+        for c, name in zip(plan.cells, names, strict=True)
+    )
+    twice = replace(plan, cells=cells)
+    with pytest.raises(DeviceNotReadyError, match=re.escape(f"{names[0]} and {names[1]} are one phone")):
+        run(twice, bench, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    phone.unit = None
+    open_run(twice, tmp_path / "run", False, bench).close()
 
 
 def test_a_run_is_not_continued_on_another_phone_of_the_same_model(tmp_path: Path) -> None:
