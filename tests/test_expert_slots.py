@@ -177,9 +177,10 @@ def test_other_routers_and_torch_alone_give_the_same(
 
 
 def test_parts_of_a_mix_are_the_whole_bit_for_bit() -> None:
-    """However calls are cut: with few rows and with many, whose kernels differ."""
+    """However calls are cut: with few rows, with many, and with both, whose kernels differ."""
     generator = torch.Generator().manual_seed(1)
-    for hidden, width, rows in ((192, 128, [1, 1, 1]), (96, 200, [4, 2, 1]), (128, 96, [9, 1, 3])):
+    cases = (192, 128, [1, 1, 1]), (96, 200, [4, 2, 1]), (128, 96, [9, 1, 3]), (128, 96, [3, 40, 2])
+    for hidden, width, rows in cases:
 
         def matrix(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -198,3 +199,22 @@ def test_experts_of_int8_arithmetic_round_what_goes_into_each_product(
     plain = [[replace(m, arithmetic="fp32") for m in one] for one in matrices]
     unrounded = execute(plan, hidden, ExpertWeights(tuple(GatedWeights(*one) for one in plain)))
     assert relative_error(found, unrounded.double()) > 2e-3, "inputs were not rounded"
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["fp32", *ROUNDED, pytest.param("bf16", marks=needs_bf16)])
+def test_a_call_of_few_rows_beside_a_large_one_gives_the_bits_that_it_gives_alone(form: str) -> None:
+    """Both go by the kernels of few rows, and the large one by others; one thread and two."""
+    forms = ROUNDED | {"fp32": partial(store, form="fp32"), "bf16": partial(store, form="bf16", arithmetic="bf16")}
+    matrices = [forms[form](random(256, 256, seed=seed) / 16) for seed in range(6)]
+    table = tables.expert_table([(gate, up, down) for gate, up, down in (matrices[:3], matrices[3:])])
+    assert table is not None
+    hidden = random(150, 256)
+    for n in range(1, 9):
+        tokens, weights = torch.cat([torch.arange(n), torch.arange(150)]), random(n + 150, seed=8).abs()
+        one = native.mix(hidden, table, (1,), (n,), tokens[:n], weights[:n])
+        large = native.mix(hidden, table, (0,), (150,), tokens[n:], weights[n:])
+        torch.set_num_threads(1 + n % 2)
+        both = native.mix(hidden, table, (1, 0), (n, 150), tokens, weights)
+        assert torch.equal(native.mix(hidden, table, (1, 0), (n, 150), tokens, weights, made=(0, 1)), one)
+        assert relative_error(both, one.double() + large.double()) < 1e-6

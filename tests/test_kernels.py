@@ -128,6 +128,22 @@ def test_sum_of_experts_is_the_oracles(form: str, n_threads: int, n_tokens: int)
 
 @needs_compiler
 @stored
+def test_calls_of_any_size_beside_a_large_one_are_the_oracles(form: str) -> None:
+    """Up to eight rows go by the kernels of few rows, more of them by panels of all sizes."""
+    experts, widened = experts_stored(form)
+    assert experts.table is not None
+    hidden = random(150, 256)
+    torch.set_num_threads(2)
+    for n in range(1, 41):
+        tokens, weights = torch.cat([torch.arange(n), torch.arange(150)]), random(n + 150, seed=8).abs()
+        found = native.mix(hidden, experts.table, (3, 1), (n, 150), tokens, weights)
+        second = torch.cat([weights[:n], torch.zeros(150 - n)])
+        routing = Routing(torch.tensor([[1, 3]]).expand(150, 2), torch.stack([weights[n:], second], dim=1), 5)
+        assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6, n
+
+
+@needs_compiler
+@stored
 @pytest.mark.parametrize("n_padding", [1, 6, 7, 30])
 def test_padding_rows_reach_no_token(form: str, n_padding: int) -> None:
     """Where all calls are of eight rows at most, and where not; of several tokens, and of one."""

@@ -39,16 +39,51 @@ struct Experts {
 };
 
 // Rows of token -1 are padding: computed as zeros, and their results discarded.
+inline void copy_row(const Experts& e, int64_t row, int64_t hidden, float* to) {
+  const int64_t token = e.token_R[row];
+  token < 0 ? std::fill_n(to, hidden, 0.0f) : std::copy_n(e.hidden_TH + token * hidden, hidden, to);
+}
 
-// visit(first row, rows) for as many rows of a call as are multiplied at once: what they read of the matrices is still
-// near for the next ones.
+// visit(first row, rows) for as many of a call's n rows as are multiplied at once: what they read of the matrices is
+// still near for the next ones.
 template <class F>
-inline void in_pieces(const Experts& e, int64_t call, const F& visit) {
-  const int64_t n = e.n_rows(call), n_pieces = (n + kMaxTokens - 1) / kMaxTokens;
+inline void in_pieces(int64_t n, const F& visit) {
+  const int64_t n_pieces = (n + kMaxTokens - 1) / kMaxTokens;
   for (int64_t piece = 0; piece < n_pieces; piece++) {
     const int64_t begin = n * piece / n_pieces, end = n * (piece + 1) / n_pieces;
-    visit(e.first_C[call] + begin, int(end - begin));
+    visit(begin, int(end - begin));
   }
+}
+
+// What goes into `down` of a few rows, whose prepared inputs lie `stride` floats apart: columns from .. to - 1 of
+// inner_RI. All gate rows are read and then all up rows: four places are read at a time and not eight.
+inline void narrow_gate_up(const Matrix& gate, const Matrix& up, int64_t from, int64_t to, int64_t n_rows,
+                           const float* input, int64_t stride, float* inner_RI) {
+  const int64_t width = gate.rows;
+  const auto each_product = [&](const Matrix& m, const auto& take) {
+    in_streams(m, from, to, [&](int64_t i, int64_t step, int n) {
+      in_pieces(n_rows, [&](int64_t first, int rows) {
+        each_dot(m, i, step, n, rows, input + first * stride, [&](int k, int r, float result) {
+          take(inner_RI[(first + r) * width + i + k * step], result);
+        });
+      });
+    });
+  };
+  each_product(gate, [](float& into, float result) { into = result; });
+  for (int64_t r = 0; r < n_rows; r++) silu_row(inner_RI + r * width + from, to - from);
+  each_product(up, [](float& into, float result) { into *= result; });
+}
+
+// give(row, output, result) for outputs begin .. end - 1 of a few rows.
+template <class F>
+inline void narrow_down(const Matrix& down, int64_t begin, int64_t end, int64_t n_rows, const float* prepared,
+                        int64_t stride, const F& give) {
+  in_streams(down, begin, end, [&](int64_t h, int64_t step, int n) {
+    in_pieces(n_rows, [&](int64_t first, int rows) {
+      each_dot(down, h, step, n, rows, prepared + first * stride,
+               [&](int k, int r, float result) { give(first + r, h + k * step, result); });
+    });
+  });
 }
 
 // All experts of a layer are stored alike: the first called speaks for them.
@@ -62,8 +97,7 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   if (e.n_tokens > 1 || std::find(e.token_R, e.token_R + n_rows, -1) != e.token_R + n_rows) {
     float* to = scratch(gathered, n_rows * hidden);
     rows_RH = to;
-    for (int64_t r = 0; r < n_rows; r++, to += hidden)
-      e.token_R[r] < 0 ? std::fill_n(to, hidden, 0.0f) : std::copy_n(e.hidden_TH + e.token_R[r] * hidden, hidden, to);
+    for (int64_t r = 0; r < n_rows; r++) copy_row(e, r, hidden, to + r * hidden);
     up_stride = input_stride(e.gate(0));
   }
   const float* input = prepared_rows(e.gate(0), rows_RH, up_stride ? n_rows : 1, input_buffer);
@@ -71,21 +105,9 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   in_row_chunks(e.n_calls * width, row_bytes(e.gate(0)), 2, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = begin / width; call * width < end; call++) {
       if (!e.is_made(call)) continue;
-      const int64_t start = call * width;
-      // All gate rows of a chunk and then all up rows: four places are read at a time and not eight.
-      const int64_t from = std::max(begin, start) - start, to = std::min(end - start, width);
-      const auto each_product = [&](const Matrix& m, const auto& take) {
-        in_streams(m, from, to, [&](int64_t i, int64_t step, int n) {
-          in_pieces(e, call, [&](int64_t first, int rows) {
-            each_dot(m, i, step, n, rows, input + first * up_stride, [&](int k, int r, float result) {
-              take(inner_RI[(first + r) * width + i + k * step], result);
-            });
-          });
-        });
-      };
-      each_product(e.gate(call), [](float& into, float gate) { into = gate; });
-      for (int64_t r = e.first_C[call]; r < e.first_C[call + 1]; r++) silu_row(inner_RI + r * width + from, to - from);
-      each_product(e.up(call), [](float& into, float up) { into *= up; });
+      const int64_t start = call * width, first = e.first_C[call];
+      narrow_gate_up(e.gate(call), e.up(call), std::max(begin, start) - start, std::min(end - start, width),
+                     e.n_rows(call), input + first * up_stride, up_stride, inner_RI + first * width);
     }
   });
   const Timed timed_down(kDown);
@@ -94,32 +116,47 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   // A chunk owns outputs, not calls, so that no two threads add to the same one.
   in_row_chunks(hidden, row_bytes(e.down(0)), e.n_calls, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = e.first_made; call < e.end_made; call++) {
-      in_streams(e.down(call), begin, end, [&](int64_t h, int64_t step, int n) {
-        in_pieces(e, call, [&](int64_t first, int rows) {
-          each_dot(e.down(call), h, step, n, rows, prepared + first * down_stride, [&](int k, int r, float result) {
-            const int64_t token = e.token_R[first + r];
-            if (token >= 0) e.out_TH[token * hidden + h + k * step] += e.weight_R[first + r] * result;
-          });
-        });
-      });
+      const int64_t first = e.first_C[call];
+      narrow_down(e.down(call), begin, end, e.n_rows(call), prepared + first * down_stride, down_stride,
+                  [&](int64_t r, int64_t h, float result) {
+                    const int64_t token = e.token_R[first + r];
+                    if (token >= 0) e.out_TH[token * hidden + h] += e.weight_R[first + r] * result;
+                  });
     }
   });
 }
 
+// Inputs of n rows from `first` on, as the narrow kernels take them.
+inline void prepare_input(const Experts& e, int64_t first, int64_t n, const Matrix& gate, float* prepared) {
+  thread_local std::vector<float> buffer;
+  const bool is_plain = input_of(gate) == Input::kPlain;
+  float* rows = is_plain ? prepared : scratch(buffer, n * gate.columns);
+  for (int64_t r = 0; r < n; r++) copy_row(e, first + r, gate.columns, rows + r * gate.columns);
+  if (!is_plain) prepare_rows(gate, rows, n, prepared);
+}
+
+// Calls of a few rows are made by the narrow kernels here too, each when its turn comes, so that a token's results are
+// added up in the order of calls whoever made them.
 inline void wide_experts(const Experts& e, int n_threads) {
   const Timed timed(kGateUp);
-  struct Block : TokenBlock {
+  struct Block : TokenBlock {  // of a few rows `packed` has their prepared inputs
     int64_t call;
-    float* inner;  // panels of what goes into `down`
+    bool is_few;
+    float *inner, *prepared;  // what goes into `down`: panels, or few rows, as they are made and as they are multiplied
+  };
+  struct Unit {
+    const Block* block;
+    int64_t first, n;  // of its gate rows
   };
   thread_local std::vector<float> input_buffer, inner_buffer;
   const int64_t hidden = e.gate(0).columns, width = e.gate(0).rows;
+  const int64_t up_stride = input_stride(e.gate(0)), down_stride = input_stride(e.down(0));
+  const bool is_plain = input_of(e.down(0)) == Input::kPlain;  // few rows are multiplied as they are made
   // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
   constexpr int64_t half = kTileRows / 2, of_group = kGroupRows / 2;
   const int64_t n_groups = (width + of_group - 1) / of_group;
+  const int64_t of_few = std::max<int64_t>(1, RowChunks::kLargest / row_bytes(e.gate(0)));
   std::vector<Block> blocks;
-  std::vector<std::pair<const Block*, int64_t>> panels;  // of all blocks
-  int64_t n_packed = 0;  // in lanes
   for (int64_t call = e.first_made; call < e.end_made; call++) {
     const int64_t per_block = tokens_per_block(e.n_rows(call), n_groups * (e.end_made - e.first_made), n_threads);
     for (int64_t done = 0; done < e.n_rows(call); done += per_block) {
@@ -127,17 +164,32 @@ inline void wide_experts(const Experts& e, int n_threads) {
       block.first = e.first_C[call] + done;
       block.n = std::min(per_block, e.n_rows(call) - done);
       block.call = call;
+      block.is_few = e.n_rows(call) <= kMaxTokens;
       blocks.push_back(block);
-      n_packed += packed_size(block.n, 1);
     }
   }
-  float *input = scratch(input_buffer, n_packed * hidden), *inner = scratch(inner_buffer, n_packed * width);
+  const auto size = [](const Block& block, int64_t stride, int64_t columns) {  // few rows take whole lines of a cache
+    return block.is_few ? (block.n * stride + 15) / 16 * 16 : packed_size(block.n, columns);
+  };
+  const auto input_size = [&](const Block& block) { return size(block, up_stride, hidden); };
+  const auto inner_size = [&](const Block& block) { return size(block, width, width); };
+  const auto prepared_size = [&](const Block& block) {
+    return block.is_few && !is_plain ? size(block, down_stride, 0) : 0;
+  };
+  int64_t n_input = 0, n_inner = 0;
+  for (const Block& block : blocks) n_input += input_size(block), n_inner += inner_size(block) + prepared_size(block);
+  float *input = scratch(input_buffer, n_input), *inner = scratch(inner_buffer, n_inner);
+  std::vector<std::pair<const Block*, int64_t>> panels;  // of all blocks
+  std::vector<Unit> units;
   for (Block& block : blocks) {
-    block.packed = input;
-    block.inner = inner;
-    input += packed_size(block.n, hidden);
-    inner += packed_size(block.n, width);
+    block.packed = input, block.inner = inner;
+    input += input_size(block), inner += inner_size(block);
+    block.prepared = is_plain ? block.inner : inner;
+    inner += prepared_size(block);
     for (int64_t p = 0; p < n_panels(block.n); p++) panels.push_back({&block, p});
+    const int64_t at_once = block.is_few ? of_few : of_group;
+    for (int64_t first = 0; first < width; first += at_once)
+      units.push_back({&block, first, std::min(at_once, width - first)});
   }
   const auto each_panel = [&](const auto& visit) {
     const Timed timed_packing(kPacking);
@@ -145,27 +197,33 @@ inline void wide_experts(const Experts& e, int n_threads) {
       for (int64_t i = begin; i < end; i++) visit(*panels[i].first, panels[i].second);
     });
   };
-  const int64_t n_blocks = int64_t(blocks.size());
+  const int64_t n_blocks = int64_t(blocks.size()), n_units = int64_t(units.size());
   each_panel([&](const Block& block, int64_t panel) {
     const auto row_of = [&](int64_t i) {
       const int64_t token = e.token_R[block.first + i];
       return token < 0 ? nullptr : e.hidden_TH + token * hidden;
     };
-    pack_ready(panel, block.n, e.gate(0), row_of, block.packed);
+    block.is_few ? prepare_input(e, block.first, block.n, e.gate(0), block.packed)
+                 : pack_ready(panel, block.n, e.gate(0), row_of, block.packed);
   });
-  const int64_t n_units = n_blocks * n_groups;
   in_chunks(n_units, 1, n_threads, [&](int64_t begin, int64_t end) {
     float* results = group_scratch();
     for (int64_t unit = begin; unit < end; unit++) {
-      const Block &block = blocks[unit / n_groups], &next = blocks[std::min(unit + 1, n_units - 1) / n_groups];
-      const int64_t first = unit % n_groups * of_group, n = std::min(of_group, width - first);
+      const Unit& then = units[std::min(unit + 1, n_units - 1)];
+      const Block &block = *units[unit].block, &next = *then.block;
+      const int64_t first = units[unit].first, n = units[unit].n;
+      if (block.is_few) {
+        narrow_gate_up(e.gate(block.call), e.up(block.call), first, first + n, block.n, block.packed, up_stride,
+                       block.inner);
+        continue;
+      }
       const Matrix* const own[] = {&e.gate(block.call), &e.up(block.call)};
       const Matrix* const of_next[] = {&e.gate(next.call), &e.up(next.call)};
       const auto row_at = [&](int r) {
         const bool is_next = r >= kGroupRows;
         const int of_own = is_next ? r - kGroupRows : r, tile = of_own / kTileRows, of_tile = of_own - tile * kTileRows;
         const bool is_up = of_tile >= half;
-        const int64_t from = (is_next ? (unit + 1) % n_groups * of_group : first) + tile * half;
+        const int64_t from = (is_next ? then.first : first) + tile * half;
         return Row{(is_next ? of_next : own)[is_up], std::min(from + of_tile - is_up * half, width - 1)};
       };
       multiply_group_by(int((n + half - 1) / half * kTileRows), hidden, block, row_at, results);
@@ -186,15 +244,18 @@ inline void wide_experts(const Experts& e, int n_threads) {
       }
     }
   });
-  if (e.down(0).arithmetic != kByFp32)
-    each_panel([&](const Block& block, int64_t panel) { ready_panel(panel, block.n, e.down(0), block.inner); });
+  if (!is_plain)
+    each_panel([&](const Block& block, int64_t panel) {
+      block.is_few ? prepare_rows(e.down(0), block.inner, block.n, block.prepared)
+                   : ready_panel(panel, block.n, e.down(0), block.inner);
+    });
   const Timed timed_down(kDown);
   // A chunk owns outputs, not blocks, so that no two threads add to the same one. They are summed side by side: of outputs
   // that lie 4 KB apart a cache holds few, and each expert adds to others. A chunk has as many groups of them as stay near
   // beside what goes into `down`, which is read once for them; and fewer as less is left, so that no thread waits long.
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
   const int64_t group_bytes = e.n_tokens * kGroupRows * int64_t(sizeof(float));
-  const int64_t inner_bytes = n_packed * width * int64_t(sizeof(float)) / n_blocks;  // of a block, in the mean
+  const int64_t inner_bytes = n_inner * int64_t(sizeof(float)) / n_blocks;  // of a block, in the mean
   const int64_t most = std::max<int64_t>(1, (kNearBytes - inner_bytes) / group_bytes);
   std::vector<int64_t> starts(1, 0);
   while (starts.back() < n_down)
@@ -214,6 +275,12 @@ inline void wide_experts(const Experts& e, int n_threads) {
         const Matrix &down = e.down(block.call), &next = e.down(blocks[b + 1 < n_blocks ? b + 1 : 0].call);
         const int64_t* token = e.token_R + block.first;
         const float* weight = e.weight_R + block.first;
+        if (block.is_few) {
+          narrow_down(down, start, stop, block.n, block.prepared, down_stride, [&](int64_t r, int64_t h, float result) {
+            if (token[r] >= 0) sums[token[r] * n + h - start] += weight[r] * result;
+          });
+          continue;
+        }
         for (int64_t row = start; row < stop; row += kGroupRows) {
           const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
           // Behind a block's last group comes the next block, or the next chunk's first one.
@@ -242,10 +309,11 @@ inline void wide_experts(const Experts& e, int n_threads) {
 }
 
 // By the narrow kernels experts take time for each row, by the wide ones for each call; so what decides is the rows of a
-// call in the mean, however uneven. One of sixteen experts of 1024 x 1024 in us of one thread (Zen 5, AVX-512), narrow and
-// wide, with a mean of 4 rows: f32 546 and 774, f16 293 and 886, bf16 by bf16 306 and 483, int8 by int8 170 and 451, int4
-// 310 and 740; of 8 rows: 793 and 850, 400 and 919, 354 and 506, 273 and 474, 623 and 741. With AVX2 alike: 1213 and 1179
-// for 8 rows of f32, and the narrow ones ahead in all others.
+// call in the mean. Where these are more, the narrow ones make calls of up to kMaxTokens all the same. One of sixteen
+// experts of 1024 x 1024 in us of one thread (Zen 5, AVX-512), narrow and wide, with a mean of 4 rows: f32 546 and 774,
+// f16 293 and 886, bf16 by bf16 306 and 483, int8 by int8 170 and 451, int4 310 and 740; of 8 rows: 793 and 850, 400
+// and 919, 354 and 506, 273 and 474, 623 and 741. With AVX2 alike: 1213 and 1179 for 8 rows of f32, and the narrow ones
+// ahead in all others.
 constexpr int64_t kMeanNarrowRows = 8;
 
 inline void compute_experts(const Experts& e, int n_threads) {

@@ -379,21 +379,26 @@ inline void in_row_chunks(int64_t n_rows, int64_t row_bytes, int64_t n_matrices,
   }, &job);
 }
 
-// Input rows as rows of `m` want them; x itself where that is the plain way.
-inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, std::vector<float>& buffer) {
+// Input rows as rows of `m` want them, where that is not the plain way.
+inline void prepare_rows(const Matrix& m, const float* x, int64_t n_rows, float* prepared) {
   const Input input = input_of(m);
-  if (input == Input::kPlain) return x;
-  const int64_t stride = input_stride(m);
-  float* prepared = scratch(buffer, n_rows * stride);
-  if (input == Input::kRaised)
+  if (input == Input::kRaised) {
     for (int64_t i = 0; i < n_rows * m.columns; i++) prepared[i] = x[i] * kRaise;
-  else {
-    const auto prepare = input == Input::kForInt4         ? prepare_int4
-                         : input == Input::kPairs         ? prepare_pairs
-                         : input == Input::kBytesForInt4  ? prepare_int4_bytes<1>
-                         : input == Input::kDigitsForInt4 ? prepare_int4_bytes<kDigits>
-                                                          : prepare_int8_bytes;
-    for (int64_t r = 0; r < n_rows; r++) prepare(x + r * m.columns, m.columns, prepared + r * stride);
+    return;
   }
+  const auto prepare = input == Input::kForInt4         ? prepare_int4
+                       : input == Input::kPairs         ? prepare_pairs
+                       : input == Input::kBytesForInt4  ? prepare_int4_bytes<1>
+                       : input == Input::kDigitsForInt4 ? prepare_int4_bytes<kDigits>
+                                                        : prepare_int8_bytes;
+  const int64_t stride = input_stride(m);
+  for (int64_t r = 0; r < n_rows; r++) prepare(x + r * m.columns, m.columns, prepared + r * stride);
+}
+
+// The same in room of its own; x itself where that is the plain way.
+inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, std::vector<float>& buffer) {
+  if (input_of(m) == Input::kPlain) return x;
+  float* prepared = scratch(buffer, n_rows * input_stride(m));
+  prepare_rows(m, x, n_rows, prepared);
   return prepared;
 }
