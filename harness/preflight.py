@@ -25,7 +25,7 @@ from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.combinations import mismatch
-from harness.context_checks import context_warnings
+from harness.context_checks import context_warnings, warmup_warnings
 from harness.core_sets import CoreSets
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
@@ -66,7 +66,7 @@ from harness.technique_problems import (
     tier_warning,
     unread_problems,
 )
-from harness.unheeded import unheeded_decoding, unheeded_of_engine, unheeded_of_protocol
+from harness.unheeded import unheeded_attention, unheeded_decoding, unheeded_of_engine, unheeded_of_protocol
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from results.records import NO_MODEL
@@ -122,6 +122,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
             warnings += room_warnings(engine, named.devices, found)
             for model in computed:
                 if model.source == found.source:
+                    warnings.append(unheeded_attention(engine, model))
                     problems += slot_problems(engine, model, devices, found)
                     warnings += [rate_warning(engine, model, found), unlimited_warning(engine, model, found)]
                     warnings.append(weights_warning(engine, model, devices, found))
@@ -135,6 +136,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         techniques = _calibrated(engines)
         problems += _all_workload_problems(named.workloads, found, techniques, run_parts, empty)
         warnings += context_warnings(devices, named.workloads, found, run_parts)
+        warnings += warmup_warnings(draft.plan.protocol, named.workloads, found, run_parts)
     found_of_played = played_problems(named, run_parts)
     problems += found_of_played.problems
     warnings += found_of_played.warnings

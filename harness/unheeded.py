@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engines.model.checkpoints import CheckpointFacts
+from engines.model.quantised import plain_form
 from engines.model.rope_config import LongScaling
 from engines.techniques.idle import changed
 from engines.techniques.parameters import Composed
 from harness.combinations import mismatch
 from harness.device_specs import DeviceSpec
 from harness.matrix import Part
+from harness.model_specs import ModelSpec
 from harness.schema import EnduranceSpec, EngineSpec, TrialProtocol
+from results.swept import swept_values
 
+OF_MEASURED = {
+    "cooldown_s": (0.0, "a modelled device does not heat"),
+    "sample_interval_s": (None, "a modelled device has a reading at each operation"),
+    "max_foreign_cpu_share": (1.0, "other processes take nothing from a modelled device"),
+    "contention_retries": (0, "other processes take nothing from a modelled device"),
+    "retries": (0, "no failure of a modelled device passes when it is tried again"),
+}
+"""The value that asks for what a modelled device does anyway, and why others change nothing there."""
 OF_PHONES = ("max_temperature_c", "min_charge_percent", "gate_wait_s")
 
 
@@ -29,10 +40,14 @@ def unheeded_of_protocol(protocol: TrialProtocol, devices: Sequence[DeviceSpec])
             # One repeat is what it gets.
             if key in given and getattr(protocol, key) != 1:
                 yield told(key, "a modelled device gives the same figures each time, and is priced once")
-    elif "repeats" in given and protocol.stop is not None:
-        yield told("repeats", "stop decides how often a window is taken")
-    if "contention_retries" in given and protocol.max_foreign_cpu_share == 1:
-        yield told("contention_retries", "with max_foreign_cpu_share = 1 no window is taken again")
+        for key, (harmless, why) in OF_MEASURED.items():
+            if key in given and getattr(protocol, key) != harmless:
+                yield told(key, why)
+    else:
+        if "repeats" in given and protocol.stop is not None:
+            yield told("repeats", "stop decides how often a window is taken")
+        if "contention_retries" in given and protocol.max_foreign_cpu_share == 1:
+            yield told("contention_retries", "with max_foreign_cpu_share = 1 no window is taken again")
     if "seed" in given and protocol.order != "shuffled":
         yield told("seed", f'it is of order = "shuffled", and the order is "{protocol.order}"')
     if devices and not any(device.is_phone for device in devices):
@@ -46,6 +61,18 @@ def unheeded_of_engine(engine: Part[EngineSpec], facts: CheckpointFacts) -> str 
     if engine.spec.long_rope == "at_once" or isinstance(facts.config.rope.scaling, LongScaling):
         return None
     return f"engine {engine.label}: long_rope changes nothing: {facts.source} has no LongRoPE; remove it"
+
+
+def unheeded_attention(engine: Part[EngineSpec], model: ModelSpec) -> str | None:
+    """Of an arm; a sweep may name what is so anyway."""
+    quantise = engine.spec.quantise
+    asked = quantise.attention_arithmetic
+    without = quantise.model_copy(update={"attention_arithmetic": None})
+    form = quantise.attention or plain_form(model.dtype)
+    if asked is None or without.attention_of(form) != asked or "attention_arithmetic" in swept_values(engine.suffix):
+        return None
+    told = f'quantise.attention_arithmetic = "{asked}" changes nothing: attention is computed so without it'
+    return f"engine {engine.label}: {told}; remove it"
 
 
 def unheeded_decoding(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> str | None:

@@ -30,7 +30,9 @@ FAST: Raw = {"warmup": 0, "repeats": 1, "idle_s": 0, "sample_interval_s": 0.01, 
 
 
 def raw_plan(**changes: Any) -> Raw:
-    """One arm, one workload, the host; each section may be replaced."""
+    """One arm, one workload, the host; each section may be replaced. Modelled devices alone have nothing to sample."""
+    devices = changes.get("device", [HOST])
+    is_modelled = isinstance(devices, list) and all("model:" in str(device) for device in devices)
     plan: Raw = {
         "schema": 1,
         "name": "small",
@@ -38,7 +40,7 @@ def raw_plan(**changes: Any) -> Raw:
         "engine": [DROPLESS],
         "workload": [BOOLQ],
         "device": [HOST],
-        "protocol": FAST,
+        "protocol": {key: value for key, value in FAST.items() if not (is_modelled and key == "sample_interval_s")},
     }
     return json.loads(json.dumps(plan | changes))  # type: ignore[no-any-return]
 

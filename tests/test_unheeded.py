@@ -10,14 +10,16 @@ import pytest
 from engines.base import unheard
 from engines.reference import ReferenceEngine
 from harness.device_specs import AndroidSpec, HostSpec
+from harness.matrix import own_engines
+from harness.model_specs import ModelSpec
 from harness.plan import draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from harness.schema import PROTOCOL
-from harness.unheeded import unheeded_of_protocol
+from harness.unheeded import unheeded_attention, unheeded_of_protocol
 from results.records import Request
 from tests.fakes.families import CASES, write_family
-from tests.plans import DROPLESS, HERE, HOST, M2_ULTRA, raw_plan
+from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, raw_plan
 
 
 def warnings_of(**changes: Any) -> list[str]:
@@ -66,6 +68,78 @@ def test_repeats_of_modelled_devices_alone_are_told(protocol: dict[str, Any]) ->
     assert found.startswith(f"protocol.{next(iter(protocol))}")
     assert "is priced once" in found
     assert warnings_of(protocol=protocol, engine=[DROPLESS | HERE], device=[M2_ULTRA, HOST]) == []
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        {"cooldown_s": 5.0},
+        {"sample_interval_s": 0.1},
+        {"max_foreign_cpu_share": 0.5},
+        {"contention_retries": 5},
+        {"contention_retries": 5, "max_foreign_cpu_share": 1.0},
+        {"retries": 9},
+    ],
+)
+def test_what_is_of_measured_windows_is_told_of_modelled_devices_alone(protocol: dict[str, Any]) -> None:
+    (found,) = warnings_of(protocol=protocol, device=[M2_ULTRA])
+    assert found.startswith(f"protocol.{next(iter(protocol))} = ")
+    mixed = {key: value for key, value in protocol.items() if key != "contention_retries"}
+    assert warnings_of(protocol=mixed, engine=[DROPLESS | HERE], device=[M2_ULTRA, HOST]) == []
+
+
+@pytest.mark.parametrize("protocol", [{"max_foreign_cpu_share": 1.0}, {"contention_retries": 0}, {"retries": 0}])
+def test_what_a_modelled_device_does_anyway_is_not_told(protocol: dict[str, Any]) -> None:
+    assert warnings_of(protocol=protocol, device=[M2_ULTRA]) == []
+
+
+FIXED = {"name": "fixed_lengths", "limit": 3, "prompt_tokens": 8, "new_tokens": 2}
+
+
+def test_a_warmup_that_is_longer_than_its_workload_is_told() -> None:
+    """warmup = 100 of three requests was a warm-up of three, without a word. BoolQ asks an item twice: yes, no."""
+    found = warnings_of(workload=[BOOLQ, FIXED], protocol={"warmup": 4})
+    assert found == [
+        "protocol.warmup = 4: workload fixed_lengths has 3 requests, and a warm-up answers each of them once; lower it"
+    ]
+    assert len(warnings_of(workload=[BOOLQ, FIXED], protocol={"warmup": 5})) == 2
+    assert warnings_of(workload=[BOOLQ, FIXED], protocol={"warmup": 3}) == []
+
+
+BF16 = {"attention": "bf16", "arithmetic": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("quantise", "is_told"),
+    [
+        (BF16 | {"attention_arithmetic": "bf16"}, True),
+        (BF16 | {"attention_arithmetic": "fp32"}, False),
+        (BF16, False),
+        ({"attention": "bf16", "attention_arithmetic": "bf16"}, False),
+        ({"experts": "bf16", "arithmetic": "bf16", "attention_arithmetic": "bf16"}, False),
+        ({"experts": "bf16", "arithmetic": "bf16", "attention_arithmetic": "fp32"}, True),
+    ],
+)
+def test_arithmetic_that_attention_has_without_it_is_told(quantise: dict[str, Any], is_told: bool) -> None:
+    """It made a second arm, with the figures of the first."""
+    draft = draft_plan(raw_plan(engine=[DROPLESS | {"quantise": quantise}]))
+    (engine,), (model,) = own_engines(draft.named.engines), draft.named.models
+    assert isinstance(model.spec, ModelSpec)
+    told = unheeded_attention(engine, model.spec)
+    asked = quantise.get("attention_arithmetic")
+    assert (told is not None) == is_told
+    assert told is None or told.startswith(
+        f'engine dropless: quantise.attention_arithmetic = "{asked}" changes nothing'
+    )
+
+
+def test_arithmetic_that_a_sweep_names_is_not_told() -> None:
+    sweep = {"engine.quantise.attention_arithmetic": ["fp32", "bf16"]}
+    draft = draft_plan(raw_plan(engine=[DROPLESS | {"quantise": BF16}], sweep=sweep))
+    (model,) = draft.named.models
+    assert isinstance(model.spec, ModelSpec)
+    engines = own_engines(draft.named.engines)
+    assert [unheeded_attention(engine, model.spec) for engine in engines] == [None, None]
 
 
 def test_the_one_repeat_that_a_modelled_device_gets_is_not_told() -> None:
