@@ -67,7 +67,9 @@ class Runner:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
         self.check()
         done = sum(len(t) for t in self._trials.values())
-        self._progress.begin(sum(self._n_expected(c) for c in self._plan.cells), done)
+        n_trials = sum(self._n_expected(c) for c in self._plan.cells)
+        self._store.note_unfinished(n_trials)
+        self._progress.begin(n_trials, done)
         for cell_plan in self._plan.cells:
             if isinstance(rule := rule_of(self._plan, cell_plan), Endurance):
                 self._run_series(cell_plan, rule)
@@ -80,6 +82,7 @@ class Runner:
             self._run_one(cell_plan, repeat)
             if rule.enough(have) and len(have) < rule.max_repeats:
                 self._progress.cell_finished(cell_plan.cell.label, rule.max_repeats - len(have))
+        self._store.note_unfinished(None)
         return outcome_of([t for own in self._trials.values() for t in own])
 
     def _run_series(self, cell_plan: CellPlan, rule: Endurance) -> None:

@@ -22,6 +22,8 @@ READ_FROM_VERSION: Final = 3
 SEALED_FROM_VERSION: Final = 6
 DATABASE: Final = "run.sqlite"
 OWNER_ONLY: Final = 0o600
+UNFINISHED: Final = "unfinished"
+"""In `meta`, while more trials are to come. Runs from before it was kept say nothing."""
 
 _SCHEMA_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -90,6 +92,26 @@ def damaged(path: Path, error: object) -> str:
     return (
         f"{path} cannot be used ({what}); is it damaged, read-only or in use? Put a copy of it back, or save what can"
         f" be read: sqlite3 {path.name} .recover | sqlite3 saved.sqlite"
+    )
+
+
+def keep_unfinished(db: sqlite3.Connection, n_trials: int | None) -> None:
+    """How many trials a run may come to, while it has not come to its end; None where it has."""
+    db.execute("DELETE FROM meta WHERE key = ?", (UNFINISHED,))
+    if n_trials is not None:
+        db.execute("INSERT INTO meta VALUES (?, ?)", (UNFINISHED, str(n_trials)))
+
+
+def told_unfinished(db: sqlite3.Connection, n_there: int) -> tuple[str, ...]:
+    """What a reader must know of a run that goes on, or was broken off."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (UNFINISHED,)).fetchone()
+    if row is None:
+        return ()
+    most = int(row[0])  # nobody knows it of rounds that go on until heat or time ends them
+    there = f"{n_there} of at most {most} trials are there" if most > n_there else f"{n_there} trials are there so far"
+    return (
+        f"the run has not come to its end: {there}. It goes on, or was broken off; `joulebench run` with --resume"
+        " measures the rest.",
     )
 
 

@@ -34,10 +34,12 @@ from results.database import (
     damaged,
     has_table,
     holds_run,
+    keep_unfinished,
     opened_for_reading,
     opened_for_writing,
     schema_version,
     told_gone,
+    told_unfinished,
     transaction,
 )
 from results.expert_heat import ExpertHeat
@@ -243,6 +245,18 @@ class Store:
                 " with --resume"
             ) from error
 
+    def note_unfinished(self, n_trials: int | None) -> None:
+        """Readers are told that more is to come, until None says that all is there. n_trials: at most, with those that
+        are there. Raises `StoreError`."""
+        try:
+            with transaction(self._connection) as db:
+                keep_unfinished(db, n_trials)
+            self._checkpoint()
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"{self.directory / DATABASE} cannot be written ({error}); make room and go on with --resume"
+            ) from error
+
     def _checkpoint(self) -> None:
         """Writes the WAL into the main file, as far as readers let it; the rest follows with the next trial."""
         try:
@@ -313,7 +327,7 @@ class Store:
         # Looked at once: tables and page ask for each trial several times.
         kept = self.trace_digests()
         with damage_told(self.directory / DATABASE):
-            gone = gone_trials(self._connection)
+            remarks = (*told_unfinished(self._connection, len(trials)), *told_gone(gone_trials(self._connection)))
         return RunData(
             info=self.info(),
             cells=cells,
@@ -322,7 +336,7 @@ class Store:
             load_parts=lambda i: read_parts(self._trace_path(i), kept[i]) if i in kept else {},
             load_heat=self._heat_for_a_run,
             samples=self.samples(),
-            remarks=told_gone(gone),
+            remarks=remarks,
         )
 
     def traces(self, trial_id: str, part: str = WINDOW) -> tuple[PowerTrace, ...]:

@@ -232,8 +232,12 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
         run(plan, bench, tmp_path / "run")
     with Store.view(tmp_path / "run") as store:
         before = store.trials()
+        (told,) = store.data().remarks
     assert len(before) == 2
+    assert told.startswith("the run has not come to its end: 2 of at most 4 trials are there.")
     outcome, heard, after = run(plan, FakeBench(), tmp_path / "run", resume=True)
+    with Store.view(tmp_path / "run") as store:
+        assert store.data().remarks == ()
     assert heard.expected == (4, 2)
     assert outcome.n_ok == 4
     assert tuple(after[:2]) == before
