@@ -122,3 +122,15 @@ def test_other_graphs_than_the_plans_are_named(grouped: Converted) -> None:
     engine = engine_of(grouped, technique, model_of(grouped, "float32"))
     with pytest.raises(EngineError, match=r"no graph does; convert with this technique"):
         engine.run(generation(prompt(grouped.checkpoint, CHUNK), 1), lambda *_: None)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100_000])
+def test_constants_that_are_not_kept_wide_are_widened_in_each_step(
+    grouped: Converted, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    """As those of a model too large for it. 0: all of them; else: what is beyond."""
+    technique, tokens = preset_parameters("npumoe-tg")(), prompt(grouped.checkpoint, CHUNK + 1)
+    wide = recorded(engine_of(grouped, technique, model_of(grouped, "float16")), tokens)
+    monkeypatch.setattr("engines.coreml.interpreter.WIDE_BYTES", kept_bytes)
+    narrow = recorded(engine_of(grouped, technique, model_of(grouped, "float16")), tokens)
+    assert torch.equal(wide.logits_TL, narrow.logits_TL)

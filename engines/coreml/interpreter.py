@@ -7,19 +7,22 @@ model that it was made from is used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from engines.coreml.manifest import PackagePlan
-from engines.coreml.operations import Values, computed
+from engines.coreml.operations import MOVES, Values, computed
 from engines.coreml.predictor import ComputeUnits, Named, Placement, package_path
 from engines.coreml.toolkit import load_coremltools
 from engines.errors import EngineError
 
 Arithmetic = Literal["float16", "float32"]
+
+WIDE_BYTES = 256 * 2**20
+"""Of constants that an interpreter keeps in float64: all of a small model. What is beyond is widened in each step."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Interpreter:
         self.dtype: type[np.float16] | type[np.float32] = np.float16 if arithmetic == "float16" else np.float32
         self._folder = folder
         self._packages: dict[str, dict[str, Function]] = {}
+        self._left_wide = WIDE_BYTES
         self.predictions = 0
 
     def load(self, package: PackagePlan, function: str, units: ComputeUnits) -> None:
@@ -97,11 +101,27 @@ class Interpreter:
 
     def _function(self, package: PackagePlan, name: str) -> Function:
         if package.path not in self._packages:
-            self._packages[package.path] = read_package(package_path(self._folder, package), self.dtype)
+            read = read_package(package_path(self._folder, package), self.dtype)
+            self._packages[package.path] = self._widened(read)
         functions = self._packages[package.path]
         if name not in functions:
             raise EngineError(f"{package.path}: no function {name}; it has {', '.join(functions)}")
         return functions[name]
+
+    def _widened(self, functions: Mapping[str, Function]) -> dict[str, Function]:
+        """With constants in float64, as operations would widen them in every prediction, as far as `WIDE_BYTES` go."""
+        wide: dict[int, Values] = {}
+
+        def kept(value: Any) -> Any:
+            if id(value) not in wide and is_half(value) and value.size * 8 <= self._left_wide:
+                wide[id(value)] = value.astype(np.float64)
+                self._left_wide -= value.size * 8
+            return wide.get(id(value), value)
+
+        return {
+            name: replace(function, constants={one: kept(value) for one, value in function.constants.items()})
+            for name, function in functions.items()
+        }
 
 
 def run(
@@ -124,7 +144,7 @@ def run(
         if isinstance(value, list):
             return [wide(one) for one in value]
         # In float64, so that what is rounded to fp16 does not hang on the order in which this processor adds.
-        return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
+        return value.astype(np.float64) if is_half(value) and step.operation not in MOVES else value
 
     for step in function.steps:
         if step.operation == "read_state":
@@ -136,8 +156,12 @@ def run(
         made = computed(step.operation, {name: wide(value) for name, value in step.given.items()})
         made = made if isinstance(made, list) else [made]
         with np.errstate(over="ignore"):  # beyond fp16 is infinity, as it is there
-            values.update(zip(step.outputs, (one.astype(dtype) for one in made), strict=True))
-    return {name: values[name] for name in function.outputs}
+            values.update(zip(step.outputs, (one.astype(dtype, copy=False) for one in made), strict=True))
+    return {name: values[name].astype(dtype, copy=False) for name in function.outputs}
+
+
+def is_half(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.float16
 
 
 # --- reading a package ------------------------------------------------------------------------------------------------
@@ -201,7 +225,7 @@ def _dequantised(operation: str, held: Mapping[str, Any], dtype: type) -> Values
 
 
 def _as_kept(value: Any, dtype: type) -> Any:
-    return value.astype(dtype) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
+    return value.astype(dtype, copy=False) if is_half(value) else value
 
 
 def _bound(argument: Any, context: Any, kept: dict[tuple[str, int], Any]) -> Any:

@@ -139,3 +139,6 @@ OPERATIONS: Mapping[str, Callable[[Given], Values | list[Values]]] = {
     "tanh": lambda given: np.tanh(given["x"]),
 }
 """Beside them graphs read and update their state, which `engines.coreml.interpreter` keeps."""
+
+MOVES = frozenset({"concat", "identity", "reshape", "slice_by_size", "split"})
+"""What they give is among what they are given: nothing to round."""
