@@ -36,6 +36,7 @@ from tests.hf_peer import texts_of_hf
 
 NAME = "lm-eval-speed"
 THREADS = 2
+ONE_THREAD = "ours with one thread"
 LARGE = "16 experts, top 2, width 1024"
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "HellaSwag, 10 examples": ("hellaswag", {"num_fewshot": 10}),
@@ -78,21 +79,30 @@ def race(folder: Path, what: str, limits: Sequence[int], n_turns: int) -> list[M
     hf = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
     found = []
     for task, limit, target in zip(TASKS, limits, TARGETS, strict=True):
-        engine = ReferenceEngine(checkpoint, DroplessParameters(), threads=THREADS, reuse_prefix=True)
+        engine, alone = (
+            ReferenceEngine(checkpoint, DroplessParameters(), threads=threads, reuse_prefix=True)
+            for threads in (THREADS, 1)
+        )
         requests = requests_of(task, limit, checkpoint.tokenizer, engine.max_length)
-
-        by_us = partial(ask_ours, engine, requests)
-        by_hf = partial(ask_hf, hf, requests, checkpoint.tokenizer)
+        ways = (
+            partial(ask_ours, engine, requests),
+            partial(ask_hf, hf, requests, checkpoint.tokenizer),
+            partial(ask_ours, alone, requests),
+        )
         ask_ours(engine, requests[:1])
         ask_hf(hf, requests[:1], checkpoint.tokenizer)
-        turns = [Turns(), Turns()]
+        ask_ours(alone, requests[:1])
+        turns = [Turns() for _ in ways]
         for _ in range(n_turns):
-            for own, work in zip(turns, (by_us, by_hf), strict=True):
+            for own, work in zip(turns, ways, strict=True):
                 took = timed(work)
                 own.add(limit / took.seconds, took.is_quiet)
-        figures = [own.figure(n_turns) for own in turns]
+        ours, by_hf, by_one = (own.figure(n_turns) for own in turns)
         conditions = f"{what}, {limit} items, {THREADS} threads, batch 1"
-        found.append(beside(task, "item/s", conditions, *figures, "lm-eval hf", target))
+        found += [
+            beside(task, "item/s", conditions, ours, by_hf, "lm-eval hf", target),
+            beside(task, "item/s", conditions, ours, by_one, ONE_THREAD, 1.0),
+        ]
     return found
 
 
@@ -104,7 +114,11 @@ of two prefills. Ratios within one run; the large model has random weights, and 
 
 RULER of the large model: decoding takes 55 to 68 % of our time, the prompt 31 to 44 %, what counts the experts' tokens
 afterwards 1 to 3 % (six items on 27 November, beside other programs). So its ratio is mostly that of two rates of
-decoding. Items share 50 tokens of 896 only."""
+decoding. Items share 50 tokens of 896 only.
+
+`hf` takes a batch of 1, as we do, and its own choice of how experts are computed. It runs in our process, so OpenMP's
+threads look for work as briefly there as ours let them ([why](../decisions/0028-threads-that-sleep.md)). Rows beside
+one thread say what the second one brings: below 1 it would cost more than it gives."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,6 +18,13 @@ Pair = tuple[float | None, float | None]
 LIMITS: tuple[Peer, Peer] = ("large GEMM", "streaming read")
 RATE, LIBRARY, LARGE = "rate of the prompt", "were its products a library's", "large product"
 """On the page of a prompt's parts: a metric, and what it stands beside."""
+AIMS: tuple[tuple[str, Peer, str], ...] = (
+    ("prefill", "llama.cpp", "a prompt as fast as llama.cpp's"),
+    ("decode", "llama.cpp", "decoding as fast as llama.cpp's"),
+    ("prefill", "large GEMM", "a prompt at 0.85 of the large product"),
+    ("decode", "streaming read", "decoding at its share of the streaming rate"),
+)
+"""A phase, what it stands beside, and the aim in words."""
 MISSING = "—"
 
 
@@ -90,6 +97,28 @@ def lowest(found: Sequence[Measurement], where: str, form: str, n_prompt: int, *
     of_models = [ratios(found, where, name, form, n_prompt, *peers) for name in MODELS]
     prefill, decode = ([pair[i] for pair in of_models if pair[i] is not None] for i in range(len(PHASES)))
     return min(prefill, default=None), min(decode, default=None)
+
+
+def aims_met(found: Sequence[Measurement]) -> str:
+    """Of the rows that have an aim, how many reach it: by processor, length of prompt, phase and peer."""
+    places = processors(found)
+    lines = _header("aim", *places)
+    for n_prompt in PROMPTS:
+        for phase, peer, aim in AIMS:
+            cells = []
+            for where in places:
+                at = f", prompt {n_prompt}, {where}"
+                of = [
+                    m.ours >= m.target
+                    for m in found
+                    if m.conditions.endswith(at)
+                    and m.metric == phase
+                    and str(m.peer_name).startswith(peer)
+                    and m.target
+                ]
+                cells.append(f"{sum(of)} of {len(of)}" if of else MISSING)
+            lines.append(_row(f"{aim}, prompt of {n_prompt}", *cells))
+    return "\n".join(lines)
 
 
 def beside_a_library(parts: Sequence[Measurement], where: str) -> str:
