@@ -27,6 +27,7 @@ from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from harness.schema import WORKLOAD
 from results.records import Request
+from tests.benchmarks.engine_speed import instructions_here
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
 from tests.benchmarks.race_models import write_model
 from tests.benchmarks.shared_context import data_root
@@ -98,7 +99,8 @@ def race(folder: Path, what: str, limits: Sequence[int], n_turns: int) -> list[M
                 took = timed(work)
                 own.add(limit / took.seconds, took.is_quiet)
         ours, by_hf, by_one = (own.figure(n_turns) for own in turns)
-        conditions = f"{what}, {limit} items, {THREADS} threads, batch 1"
+        items = f"{limit} items" if data_root() else f"{limit} bundled samples"
+        conditions = f"{what}, {items}, {THREADS} threads, batch 1, {instructions_here()}"
         found += [
             beside(task, "item/s", conditions, ours, by_hf, "lm-eval hf", target),
             beside(task, "item/s", conditions, ours, by_one, ONE_THREAD, 1.0),
