@@ -25,7 +25,7 @@ from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 
 ARITHMETIC: Final = (
     "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "intervals", "jumps", "liveness",
-    "living", "peak_power", "regular", "renewal", "rest", "spikes", "uncertainty",
+    "living", "peak_power", "regular", "renewal", "rest", "spikes", "time_means", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
