@@ -9,6 +9,7 @@ import pytest
 from engines.kernels import cache, library
 from engines.kernels.compile import FLAGS_VARIABLE, compilers
 from engines.kernels.library import Loaded, loaded
+from results.own_cache import prepared
 
 SYMBOLS = tuple(name for name in library._functions() if name != "instruction_set")
 STAND_IN = (
@@ -40,7 +41,7 @@ def load_anew() -> Loaded:
 
 def build_only(folder: Path) -> None:
     """As another process did: what this one has loaded must not be damaged under it."""
-    cache.add(cache.prepared(folder), next(compilers()))
+    cache.add(prepared(folder), next(compilers()))
 
 
 def library_in(folder: Path) -> Path:

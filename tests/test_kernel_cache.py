@@ -19,6 +19,7 @@ import pytest
 from engines.kernels import cache, library
 from engines.kernels.compile import FLAGS_VARIABLE, NATIVE, CompileError
 from engines.kernels.library import load_first
+from results.own_cache import cache_folder, prepared
 from tests.kernel_builds import build_only, library_in, load_anew, program, stamps, user_cache
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is nothing to keep")
@@ -194,7 +195,7 @@ def test_folder_is_never_one_beside_or_below_the_current_one(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv(variable, named)
     home = Path(pwd.getpwuid(os.geteuid()).pw_dir) if variable == "HOME" else tmp_path
-    assert cache.cache_folder() == home / ".cache" / "joulebench" / "kernels"
+    assert cache_folder(cache.KIND) == home / ".cache" / "joulebench" / "kernels"
 
 
 def test_library_that_is_exchanged_after_the_check_is_not_loaded(folder: Path) -> None:
@@ -244,7 +245,7 @@ def test_oldest_builds_go_and_their_libraries(folder: Path, monkeypatch: pytest.
 def test_build_of_a_clock_that_was_set_back_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be the oldest of all, dropped as soon as it is made, and made again at each start."""
     monkeypatch.setattr(cache, "KEPT_BUILDS", 2)
-    cache.prepared(folder)
+    prepared(folder)
     tomorrow = time.time() + 86400
     for name in ("one.json", "two.json"):
         (folder / name).write_text("")
@@ -256,7 +257,7 @@ def test_build_of_a_clock_that_was_set_back_stays(folder: Path, monkeypatch: pyt
 
 
 def test_library_without_a_manifest_goes_once_nobody_can_be_writing_it(folder: Path) -> None:
-    cache.prepared(folder)
+    prepared(folder)
     for name, age_s in (("kernels-old.so", 7200), ("kernels-new.so", 60)):
         (folder / name).write_bytes(b"")
         os.utime(folder / name, (time.time() - age_s, time.time() - age_s))
@@ -284,7 +285,7 @@ def test_kernels_for_another_processor_are_not_called(
     monkeypatch.setitem(library.has.__globals__["X86_FLAGS"], "SSE2", ("a-flag-of-tomorrow",))
     monkeypatch.setattr("engines.kernels.compile._cpuinfo", lambda: ["flags\t\t: sse2 avx"])
     with pytest.raises(CompileError, match="is for SSE2, which this processor lacks"):
-        load_first(cache.prepared(folder))
+        load_first(prepared(folder))
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="flags of x86")
@@ -297,11 +298,11 @@ def test_what_the_compiler_might_use_is_asked_of_it_and_held_against_the_process
     with pytest.raises(
         CompileError, match=r"is for SSE2 and uses .*\bbmi2\b, which this processor lacks \(JOULEB"
     ) as told:
-        load_first(cache.prepared(folder))
+        load_first(prepared(folder))
     assert "fma" not in str(told.value)
     # What is asked of this processor itself is not held against a Linux that does not know all words.
     monkeypatch.setenv(FLAGS_VARIABLE, NATIVE)
-    assert load_first(cache.prepared(folder)).kernels is not None
+    assert load_first(prepared(folder)).kernels is not None
 
 
 @pytest.mark.slow

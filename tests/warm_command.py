@@ -1,7 +1,6 @@
 """A process that has imported what the commands import, and forks one for each command: a real process without the
-three seconds of imports, the second in which the pages' script of charts is put together, and the third of a second
-in which all that was imported is taken apart again. `python -m tests.warm_command FD` is the server; `run` in another
-process asks it."""
+three seconds of imports and the third of a second in which all that was imported is taken apart again.
+`python -m tests.warm_command FD` is the server; `run` in another process asks it."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -121,7 +119,7 @@ def _serve(link: socket.socket) -> None:
     assert threads <= {own, ARROWS_THREAD}, f"{threads}: threads do not come along into a forked process"
     gc.collect()
     gc.freeze()
-    with tempfile.TemporaryFile() as script, suppress(EOFError):
+    with suppress(EOFError):
         while True:
             head, files, _, _ = socket.recv_fds(link, 4, 2)
             if not head:
@@ -134,7 +132,6 @@ def _serve(link: socket.socket) -> None:
             pid = os.fork()
             if pid == 0:
                 link.close()
-                _keep_script_of_charts(script.fileno())
                 _become_and_end(asked, output, errors)
                 return
             os.close(output)
@@ -142,24 +139,6 @@ def _serve(link: socket.socket) -> None:
             link.sendall(pid.to_bytes(4))
             _, status = os.waitpid(pid, 0)
             link.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, signed=True))
-
-
-def _keep_script_of_charts(file: int) -> None:
-    """The first forked process to ask vl_convert for it writes it down, for those after it: one runs at a time."""
-    import vl_convert
-
-    put_together = vl_convert.javascript_bundle
-
-    def kept(asked: str) -> str:
-        with suppress(ValueError):  # nothing yet, or a part: its writer was killed
-            snippet, script = json.loads(os.pread(file, os.fstat(file).st_size, 0))
-            if snippet == asked:
-                return script
-        script = put_together(asked)
-        os.pwrite(file, json.dumps([asked, script]).encode(), 0)
-        return script
-
-    vl_convert.javascript_bundle = kept
 
 
 def _become(asked: dict[str, Any], output: int, errors: int) -> None:

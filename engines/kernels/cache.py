@@ -14,11 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import shlex
-import shutil
-import stat
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +22,14 @@ from typing import NamedTuple
 from pydantic import Field, ValidationError, field_validator
 
 from engines.kernels.compile import NATIVE, Compiler, compile_kernels, flags, source_key
-from results.home import home_folder
+from results.own_cache import CacheError, clear, own_bytes, put
 from results.records import Record
 from results.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+KIND = "kernels"
+"""Of the folders in the user's cache."""
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_LIBRARY_BYTES = 256 * 1024 * 1024
 """Some three hundred times what it has. A damaged manifest may tell any size, and a buffer of that size is taken."""
@@ -40,10 +37,6 @@ KEPT_BUILDS = 16
 """Of other compilers, flags, processors and versions of the source; the oldest go."""
 UNFINISHED_S = 3600.0
 """A library without a manifest may be one that another process has just built."""
-
-
-class CacheError(Exception):
-    """A folder or a file in it that cannot be used or trusted; the message says why, and what to do."""
 
 
 class Manifest(Record):
@@ -86,38 +79,6 @@ class Kept(NamedTuple):
     contents: bytes
     manifest: Manifest
     manifest_path: Path
-
-
-def cache_folder() -> Path:
-    """The user's. Raises `CacheError` for a user without a home."""
-    # A relative path is to be ignored (XDG Base Directory Specification): it would follow the current folder.
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):
-        return Path(named) / "joulebench" / "kernels"
-    home = home_folder()
-    if home is None:
-        raise CacheError("this user has no home folder; set XDG_CACHE_HOME to a folder of yours")
-    return home / ".cache" / "joulebench" / "kernels"
-
-
-def prepared(folder: Path) -> Path:
-    """The folder, made where it is not there, ours alone to write. Raises `CacheError`."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        if not stat.S_ISDIR(found.st_mode):
-            raise CacheError(f"{folder} is no folder; remove it, or set XDG_CACHE_HOME to a folder of yours")
-        if found.st_uid != os.geteuid():
-            raise CacheError(
-                f"{folder} belongs to user {found.st_uid}, not to you ({os.geteuid()}); set XDG_CACHE_HOME to a folder"
-                " of yours"
-            )
-        if found.st_mode & OTHERS_WRITE:
-            folder.chmod(0o700)
-        os.listdir(folder)
-    except OSError as error:
-        raise CacheError(f"{folder} cannot be used ({error}); set XDG_CACHE_HOME to a folder that can") from error
-    return folder
 
 
 def find(folder: Path, compiler: Compiler | None = None) -> list[Kept]:
@@ -164,8 +125,8 @@ def add(folder: Path, compiler: Compiler) -> Kept:
     kept = Kept(folder / manifest.library_name, contents, manifest, path)
     try:
         # Each at once and the manifest last: another process never sees one that names half a file.
-        _put(kept.library, contents)
-        _put(path, manifest.model_dump_json().encode())
+        put(kept.library, contents)
+        put(path, manifest.model_dump_json().encode())
         _drop_old(folder, path)
     except OSError as error:
         words = "the kernels are built anew at each start, which takes seconds: %s cannot be written (%s); %s"
@@ -173,20 +134,6 @@ def add(folder: Path, compiler: Compiler) -> Kept:
     else:
         logger.info("built %s with %s", kept.library, compiler)
     return kept
-
-
-def _put(path: Path, contents: bytes) -> None:
-    """Raises `OSError`."""
-    descriptor, unfinished = tempfile.mkstemp(dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(contents)
-        if path.is_dir():
-            clear(path)
-        Path(unfinished).replace(path)
-    except OSError:
-        clear(Path(unfinished))
-        raise
 
 
 def _drop_old(folder: Path, made: Path) -> None:
@@ -197,7 +144,7 @@ def _drop_old(folder: Path, made: Path) -> None:
     named = set()
     for path in manifests[:KEPT_BUILDS]:
         with contextlib.suppress(CacheError, ValidationError):
-            named.add(Manifest.model_validate_json(_own_bytes(path, MAX_MANIFEST_BYTES)).library_name)
+            named.add(Manifest.model_validate_json(own_bytes(path, MAX_MANIFEST_BYTES)).library_name)
     before_ns = time.time_ns() - int(UNFINISHED_S * 1e9)
     for path in folder.iterdir():
         if path.suffix != ".json" and path.name not in named and _changed_ns(path) < before_ns:
@@ -218,42 +165,17 @@ def forget(kept: Kept) -> None:
     clear(kept.library)
 
 
-def clear(path: Path) -> None:
-    """Whatever lies at a name of ours; what cannot be removed stays."""
-    with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
 def _verified(manifest_path: Path) -> Kept:
     """Raises `CacheError` for a library that is not what was built here by us."""
-    written = _own_bytes(manifest_path, MAX_MANIFEST_BYTES)
+    written = own_bytes(manifest_path, MAX_MANIFEST_BYTES)
     try:
         manifest = Manifest.model_validate_json(written)
     except ValidationError as error:
         raise CacheError(f"{manifest_path} is damaged ({error.errors()[0]['msg']})") from error
     library = manifest_path.parent / manifest.library_name
-    contents = _own_bytes(library, manifest.n_bytes)
+    contents = own_bytes(library, manifest.n_bytes)
     if len(contents) != manifest.n_bytes:
         raise CacheError(f"{library} has {len(contents)} bytes and was built with {manifest.n_bytes}")
     if hashlib.sha256(contents).hexdigest() != manifest.sha256:
         raise CacheError(f"{library} is not what was built (its SHA-256 differs)")
     return Kept(library, contents, manifest, manifest_path)
-
-
-def _own_bytes(path: Path, limit: int) -> bytes:
-    """Of a plain file that is ours and that nobody else can write; at most one byte more than `limit`."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise CacheError(f"{path} is no plain file")
-            if found.st_uid != os.geteuid():
-                raise CacheError(f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()})")
-            if found.st_mode & OTHERS_WRITE:
-                raise CacheError(f"{path} can be written by others (mode {found.st_mode & 0o777:o})")
-            return file.read(limit + 1)
-    except OSError as error:
-        raise CacheError(f"{path} cannot be read ({error})") from error

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.kernels.cache import CacheError, Kept, Manifest, add, cache_folder, find, forget, prepared
+from engines.kernels.cache import KIND, Kept, Manifest, add, find, forget
 from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, has, lacking, shown
 from results.environments import TORCH_ALONE
+from results.own_cache import CacheError, cache_folder, prepared
 from results.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def loaded() -> Loaded:
     """What this process computes with, decided once."""
     try:
         try:
-            return load_first(prepared(cache_folder()))
+            return load_first(prepared(cache_folder(KIND)))
         except CacheError as error:
             logger.warning("the kernels are built anew for this process alone, which takes seconds: %s", error)
         # A library may go from the disk once it is mapped.

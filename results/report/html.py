@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from results.report import figures
 from results.report.accuracy import accuracy_tables
 from results.report.arms import Arm, arms_of
 from results.report.asked_figures import asked_figures
+from results.report.chart_library import chart_library
 from results.report.charts import CONFIG
 from results.report.endurance_pictures import endurance_pictures
 from results.report.figure_tables import asked_of, figure_tables
@@ -165,16 +165,6 @@ def _scripts(has_charts: bool, has_samples: bool) -> Iterator[str]:
     if has_samples:
         yield BROWSE_SAMPLES
     yield SORT_TABLES
-
-
-@cache
-def chart_library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
-    import vl_convert
-
-    library: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # Inside a script element only these two sequences end or change the parsing.
-    return library.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def json_in_script(value: Any) -> str:

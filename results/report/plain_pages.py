@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from results.printable import on_page
+from results.report.chart_library import chart_library
 from results.report.charts import CONFIG
 from results.report.files import replace_text
-from results.report.html import DRAW_CHARTS, SORT_TABLES, chart_library, json_in_script, script_hash
+from results.report.html import DRAW_CHARTS, SORT_TABLES, json_in_script, script_hash
 
 
 def frame(title: str, charts: Sequence[tuple[str, dict[str, Any]]], own_style: str = "") -> dict[str, Any]:
