@@ -94,6 +94,20 @@ def test_widths_that_fill_no_register_lose_no_column(form: str, width: int) -> N
         assert relative_error(native.linear(x, weight), expected) < 1e-6
 
 
+@needs_compiler
+@pytest.mark.parametrize("form", ["fp32", "bf16", "fp16", "int8", "fp8"])
+@pytest.mark.parametrize("width", [7, 15, 31, 100, 130, 131])
+def test_how_rows_are_shared_out_changes_no_bit_where_columns_fill_no_register(form: str, width: int) -> None:
+    """Four of 41 rows are read together, but for the last; fewer rows are read otherwise."""
+    weight = random(41, width, seed=5) / width**0.5
+    whole = STORED[form](weight)
+    for n_tokens in (*range(1, 9), 20):
+        x = random(n_tokens, width)
+        expected = native.linear(x, whole)
+        for n_rows in (1, 2, 3, 6, 9, 13):
+            assert torch.equal(native.linear(x, STORED[form](weight[:n_rows].contiguous())), expected[:, :n_rows])
+
+
 def experts_stored(form: str) -> tuple[ExpertWeights, ExpertWeights]:
     """Five experts in a form, and as floats. Their 130 inner rows fill no tile."""
     inner = 192 if form.startswith(("int4 g32", "int4 g64", "mxfp4")) else 256 if form == "int4 g128" else 130

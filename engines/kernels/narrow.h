@@ -51,6 +51,22 @@ inline void dot_at_once(const typename S::element* rows, int64_t step, int64_t c
     for (int u = 0; u < U; u++) add(c + kLanes * u, u);
   }
   for (; c + kLanes <= columns; c += kLanes) add(c, 0);
+  if (c < columns) {  // a register that zeros fill: of columns one by one the rounding hung on how many rows and tokens
+    const int64_t rest = columns - c;
+    fN weights[R];
+    for (int r = 0; r < R; r++) {
+      typename S::element last[kLanes] = {};
+      std::copy_n(rows + r * apart + c, rest, last);
+      weights[r] = S::widen(last);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) {
+      fN input = {};
+      std::memcpy(&input, x + t * columns + c, rest * sizeof(float));
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) sums[0][r][t] = add_product(sums[0][r][t], weights[r], input);
+    }
+  }
   const auto total = [&](int i) {
     fN total = sums[0][i / T][i % T];
 #pragma GCC unroll 4
@@ -58,8 +74,6 @@ inline void dot_at_once(const typename S::element* rows, int64_t step, int64_t c
     return total;
   };
   sum_each<R * T>(total, out);
-  for (; c < columns; c++)
-    for (int i = 0; i < R * T; i++) out[i] += S::widen_one(rows[i / T * apart + c]) * x[i % T * columns + c];
 }
 
 // out[R][T] as dot(number of tokens, x, out) makes it of so many that there are no more than Most sums: half of the tokens
@@ -104,10 +118,6 @@ struct RaisedFp8 {
     const wN bits = __builtin_convertvector(load<b8>(p), w8);
 #endif
     return (fN)(bits << 20 & (wN{} + int32_t(0x87F00000)));
-  }
-  static float widen_one(element e) {
-    const int32_t bits = int32_t(uint32_t(int32_t(e)) << 20 & 0x87F00000u);
-    return load<float>(&bits);
   }
 };
 

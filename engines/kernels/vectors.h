@@ -85,6 +85,22 @@ inline u8x32 widened(uint16x8_t v) {
 }
 #endif
 
+// sum + a b, rounded once where the processor can. What the compiler does with most sums is said here where it does it with
+// some.
+inline fN add_product(fN sum, fN a, fN b) {
+#if defined(JOULEBENCH_AVX512)
+  return (fN)_mm512_maskz_fmadd_ps(kAll, (__m512)a, (__m512)b, (__m512)sum);
+#elif defined(JOULEBENCH_AVX2) && defined(__FMA__)
+  return (fN)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(JOULEBENCH_NEON)
+  float32x4_t sums[2], as[2], bs[2];
+  std::memcpy(sums, &sum, sizeof sum), std::memcpy(as, &a, sizeof a), std::memcpy(bs, &b, sizeof b);
+  return both(vfmaq_f32(sums[0], as[0], bs[0]), vfmaq_f32(sums[1], as[1], bs[1]));
+#else
+  return sum + a * b;
+#endif
+}
+
 typedef float f4 __attribute__((vector_size(16)));
 
 template <class V>
