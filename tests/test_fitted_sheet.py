@@ -291,6 +291,21 @@ def test_pieces_have_as_many_rows_as_blocks_have(grid: Grid) -> None:
     assert preset_parameters("blockwise").model_validate({}).model_dump()["block_size"] in grid.many
 
 
+def test_an_expert_with_few_rows_beside_others_is_of_their_line(models: list[MadeModel]) -> None:
+    """Of four experts of 48 x 64, which get 11, 10, 6 and 7 rows, up to eight are few, and the others fill tiles."""
+    made, n_tokens, values = models[1], 17, 3 * 48 * 64
+    (piece,) = next(iter(Bench("m", made.model, made.shape).calls((n_tokens,)))).pieces
+    ids_TK = torch.rand(n_tokens, 4, generator=torch.Generator().manual_seed(n_tokens)).argsort(-1)[:, :2]
+    rows = ids_TK.flatten().bincount().tolist()
+    few, many = [n for n in rows if n <= 8], [n for n in rows if n > 8]
+    assert few
+    assert sum(rows) > 8 * len(rows), "not all of them are few in the mean"
+    assert piece.amounts["expert_ffn.few.flops"] == 2 * values * sum(few)
+    assert piece.amounts["expert_ffn.few.weight_bytes"] == 4 * values * len(few)
+    assert piece.amounts["expert_ffn.weight_bytes"] == 4 * values * len(many)
+    assert piece.amounts[tiled(16)] == 2 * values * sum(-(-n // 16) * 16 for n in many)
+
+
 def test_a_layer_whose_experts_have_few_rows_in_the_mean_is_of_that_curve(models: list[MadeModel]) -> None:
     """Two tokens give no expert more than two rows; 96 give more in the mean, and other code computes them."""
     works = Bench("m", models[0].model, models[0].shape).calls((2, 96))

@@ -44,8 +44,8 @@ from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.presets import DroplessParameters, preset_parameters
 
 FEW_ROWS = 8
-"""Of an expert in the mean, or of a product: up to so many the kernels compute with code of their own
-(`kMeanNarrowRows`)."""
+"""Of an expert, of a layer's experts in the mean, or of a product: up to so many the kernels compute with code of their
+own (`kMaxTokens`, `kMeanNarrowRows`)."""
 AMOUNTS = ("launches", "weight_bytes", "moved_bytes", "flops")
 ROWS = {"gather_dynamic", "gather_static", "padding", "scatter"}
 """Kernels that a call of the experts does on the way: rows fetched, and results put back."""
@@ -55,14 +55,22 @@ CACHE_BYTES = 1 << 27
 MOST_CACHE_BYTES = 1 << 31
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 TILES = (8, 16, 32, 64, 128)
-"""Rows of a tile that are tried. Not fewer than few: one code computes a layer, so that an expert with few rows beside
-one with more costs what a tile costs, and never what few rows cost."""
-
-
+"""Rows of a tile that are tried: an expert with fewer than the least has few, which have no tiles."""
 FEW_LAYERS = 2
 DROPLESS = DroplessParameters.model_validate({})
 QUERY_TILES = (1, *TILES)
 """Queries of a tile that are tried."""
+
+
+MOST_FEW: Mapping[str, int] = {"expert_ffn": FEW_ROWS, "attention": 1, "lm_head": FEW_ROWS}
+"""Rows up to which a kernel has another line."""
+HALF_A_ROW = 0.5
+"""Between the last of the few and the first of more."""
+
+
+def most_few_flops(kernel: str, bytes_per_value: float) -> float:
+    """FLOP for a weight byte up to which a kernel has few rows. bytes_per_value: of the weights."""
+    return 2 * (MOST_FEW[kernel] + HALF_A_ROW) / bytes_per_value
 
 
 def tiled(rows: int, name: str = "expert_ffn.flops") -> str:
@@ -70,13 +78,15 @@ def tiled(rows: int, name: str = "expert_ffn.flops") -> str:
     return f"{name} by {rows}"
 
 
-def amounts_of(operations: Iterable[Operation], few_rows: bool = False, times: int = 1) -> dict[str, float]:
-    """Of work: "kernel.amount", with those that only move rows together as `rows`. few_rows: products with few rows are
-    another kernel, "kernel.few"."""
+def amounts_of(
+    operations: Iterable[Operation], has_few: Callable[[Operation], bool] = lambda one: False, times: int = 1
+) -> dict[str, float]:
+    """Of work: "kernel.amount", with those that only move rows together as `rows`. has_few: of products, those with few
+    rows, which are another kernel, "kernel.few"."""
     found: dict[str, float] = defaultdict(float)
     for operation in operations:
         kernel: str = "rows" if operation.kernel in ROWS else operation.kernel
-        if few_rows and operation.weight_bytes:
+        if operation.weight_bytes and has_few(operation):
             kernel = f"{kernel}.few"
         for amount in AMOUNTS:
             value = getattr(operation, amount)
@@ -183,8 +193,8 @@ class Bench:
         return self._work("router", f"{n_tokens} rows", work, call)
 
     def _experts(self, n_tokens: int) -> Work:
-        """Chosen at random: some experts have many rows, and some few. Where they have few in the mean, the kernels
-        compute them by other code, and the piece is of the curve of few rows."""
+        """Chosen at random: some experts have many rows, and some few, which the kernels compute by other code. Where
+        they have few in the mean, all of them are, and the piece is of the curve of few rows."""
         n_experts, top_k = self.shape.n_experts, self.shape.top_k
         random = torch.Generator().manual_seed(n_tokens)
         ids_TK = torch.rand(n_tokens, n_experts, generator=random).argsort(-1)[:, :top_k].contiguous()
@@ -237,15 +247,20 @@ class Bench:
                     execute(plan, x_TH, mlp.experts)
             state["next"] = (state["next"] + 1) % len(plans)
 
-        work = amounts_of(self._operations(plans[0], 1), few_rows, len(sparse))
+        most = most_few_flops("expert_ffn", self.shape.bytes_of("experts"))
+
+        def has_few(one: Operation) -> bool:
+            return few_rows or one.flops <= most * one.weight_bytes
+
+        work = amounts_of(self._operations(plans[0], 1), has_few, len(sparse))
         for rows in () if few_rows else TILES:
-            found = amounts_of(self._operations(plans[0], rows), times=len(sparse))
+            found = amounts_of(self._operations(plans[0], rows), has_few, len(sparse))
             work |= {tiled(rows, name): found[name] for name in ("expert_ffn.flops", "expert_ffn.moved_bytes")}
         return self._work("few rows" if few_rows else "experts", what, work, call, len(sparse))
 
     def _operations(self, plan: DispatchPlan, tile: int) -> list[Operation]:
         steps = Steps()
-        Block(self.shape, "cpu", None, None, {"cpu": RowTile(tile)}, {"cpu"}).add_to(steps, plan, 0, {})
+        Block(self.shape, "cpu", None, None, {"cpu": RowTile(tile, FEW_ROWS)}, {"cpu"}).add_to(steps, plan, 0, {})
         return [one for one in steps.operations if one.kernel != "router"]
 
     def _attention(self, n_tokens: int, n_past: int) -> Work:
@@ -269,14 +284,14 @@ class Bench:
             priced = PricedStep(n_tokens, n_past + n_tokens)
             return attention(priced, self.shape, "cpu", apart=True, query_tile=tile)
 
-        work = amounts_of(operations(1), n_tokens == 1, self._n_layers)
+        work = amounts_of(operations(1), lambda one: n_tokens == 1, self._n_layers)
         for rows in QUERY_TILES:
             work[tiled(rows, "scores.flops")] = operations(rows)[1].flops * self._n_layers
         return self._work("attention", f"{n_tokens} rows behind {n_past}", work, call)
 
     def _head(self, n_rows: int) -> Work:
         x_TH = self._rows(n_rows)
-        work = amounts_of([lm_head(n_rows, self.shape)], n_rows <= FEW_ROWS)
+        work = amounts_of([lm_head(n_rows, self.shape)], lambda one: n_rows <= FEW_ROWS)
         return self._work("head", f"{n_rows} rows", work, lambda: self.model.logits(x_TH), n_calls=1)
 
 

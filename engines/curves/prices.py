@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from devices.models.figures import TERMS, Kernel
 from devices.models.fit import Fit, FitError, checked_fit
-from engines.curves.pieces import CALLS, FEW_ROWS, QUERY_TILES, TILES, tiled
+from engines.curves.pieces import CALLS, QUERY_TILES, TILES, most_few_flops, tiled
 from engines.curves.rounds import Point
 from results.units import format_share
 
@@ -22,7 +22,6 @@ LINES: Mapping[str, Sequence[str]] = {
     "norm": ("norm.moved_bytes",),
     "residual": ("residual.moved_bytes",),
     "router": ("router.flops",),
-    "few rows": ("expert_ffn.few.weight_bytes", "expert_ffn.few.flops"),
     "head": ("lm_head.few.weight_bytes", "lm_head.few.flops", "lm_head.flops"),
 }
 """Amounts that have a price, by curve."""
@@ -30,38 +29,38 @@ LINES: Mapping[str, Sequence[str]] = {
 
 class Tiled(NamedTuple):
     """A line in which some amounts of a kernel depend on the tile that fits best: by_tile. names: the others. tiles:
-    that are tried. of: what a tile takes at once."""
+    that are tried. of: what a tile takes at once. beside: another curve whose points it fits too."""
 
     kernel: Kernel
     by_tile: Sequence[str]
     names: Sequence[str]
     tiles: Sequence[int]
     of: str
+    beside: str | None = None
 
 
+EXPERTS = (
+    "expert_ffn.weight_bytes",
+    "rows.moved_bytes",
+    "expert_ffn.few.weight_bytes",
+    "expert_ffn.few.flops",
+)
+"""Experts with few rows stand beside others in a layer, and their line is fitted with that of the others."""
 ATTENTION = ("attention.weight_bytes", "attention.flops", "attention.moved_bytes", "attention.few.weight_bytes")
 TILED: Mapping[str, Tiled] = {
     "experts": Tiled(
         "expert_ffn",
         ("expert_ffn.flops", "expert_ffn.moved_bytes"),
-        ("expert_ffn.weight_bytes", "rows.moved_bytes"),
+        EXPERTS,
         TILES,
         "rows",
+        "few rows",
     ),
     "attention": Tiled("scores", ("scores.flops",), (*ATTENTION, "scores.moved_bytes"), QUERY_TILES, "queries"),
 }
 """Of other curves."""
-MOST_FEW = {"expert_ffn": FEW_ROWS, "attention": 1, "lm_head": FEW_ROWS}
-"""Rows up to which a kernel has another line."""
 FEW = ".few."
 """In the name of an amount of such a line."""
-HALF_A_ROW = 0.5
-"""Between the last of the few and the first of more."""
-
-
-def most_few_flops(kernel: str, bytes_per_value: float) -> float:
-    """FLOP for a weight byte up to which a kernel has few rows. bytes_per_value: of the weights."""
-    return 2 * (MOST_FEW[kernel] + HALF_A_ROW) / bytes_per_value
 
 
 class Residual(NamedTuple):
@@ -169,12 +168,10 @@ def kernel_prices(points: Sequence[Point]) -> UnitPrices:
         own = curves.get(curve, [])
         try:
             if curve in TILED:
-                _add_tiled(found, curve, own)
+                _add_tiled(found, curve, [*own, *curves.get(TILED[curve].beside or "", [])])
             else:
                 names = (*LINES[curve], CALLS)
-                rows_s = found.constants.get("rows.moved_bytes", 0.0)
-                known = [rows_s * point.piece.amounts.get("rows.moved_bytes", 0.0) for point in own]
-                found.add(names, _fit(curve, names, own, known), own)
+                found.add(names, _fit(curve, names, own), own)
         except FitError as error:
             problems.append(str(error))
     if problems:

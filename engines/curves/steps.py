@@ -14,7 +14,7 @@ from devices.base import Unit
 from devices.models.sheet import Sheet
 from devices.models.timeline import Timeline
 from engines.base import PhaseListener, unheard
-from engines.curves.prices import most_few_flops
+from engines.curves.pieces import most_few_flops
 from engines.curves.rounds import Piece
 from engines.dispatch import DispatchPlan
 from engines.observers import StepPhase

@@ -1,7 +1,8 @@
 """How many rows a unit computes for the rows of a call: arithmetic takes rows in tiles, and the last one may be empty.
 
-A sheet says it of a unit (`row_tile`). Where it prices few rows apart, another code computes those, which has no tiles;
-one code computes a layer, so what holds is the mean of the experts that the layer calls.
+A sheet says it of a unit (`row_tile`). Where it prices few rows apart, another code computes those, which has no tiles:
+all calls of a layer whose experts have few rows in the mean, and else each expert that has few (`compute_experts` in
+`kernels/experts.h`).
 
 Legend: C calls of a unit.
 """
@@ -18,17 +19,21 @@ from engines.calls import ExpertCall
 
 @dataclass(frozen=True)
 class RowTile:
-    """rows: of one tile. few: experts with no more rows than that in a layer's mean have none."""
+    """rows: of one tile. few: experts with no more rows than that have none, and none that a layer calls has where
+    these have no more in the mean."""
 
     rows: int
-    few: float = 0.0
+    few: int = 0
 
     def of_calls(self, calls: Sequence[ExpertCall]) -> list[int]:
         """Rows that are computed for each."""
         rows = [n for call in calls for n in call.rows_per_expert if n]
         if sum(rows) <= self.few * len(rows):
             return [call.n_rows for call in calls]
-        return [sum(-(-n // self.rows) * self.rows for n in call.rows_per_expert) for call in calls]
+        return [sum(map(self._of_expert, call.rows_per_expert)) for call in calls]
+
+    def _of_expert(self, n_rows: int) -> int:
+        return n_rows if n_rows <= self.few else -(-n_rows // self.rows) * self.rows
 
 
 def row_tiles(sheet: Sheet, bytes_per_value: float) -> dict[Unit, RowTile]:
@@ -39,9 +44,9 @@ def row_tiles(sheet: Sheet, bytes_per_value: float) -> dict[Unit, RowTile]:
             continue
         own = unit.kernels.get("expert_ffn")
         few = own.few_rows if own is not None else None
-        # Two FLOP of each value in each row.
+        # Two FLOP of each value in each row. Rows are whole; a limit that is a number of rows is not rounded below it.
         most = 0.0 if few is None else few.most_flops_per_weight_byte * bytes_per_value / 2
-        found[name] = RowTile(int(unit.row_tile.value), most)
+        found[name] = RowTile(int(unit.row_tile.value), int(most * (1 + 1e-9)))
     return found
 
 
