@@ -1,4 +1,4 @@
-"""Requests that the model which runs holds, and the shape at which they are priced does not; and how many they are."""
+"""Requests that the model which runs holds, and the shape at which they are priced does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from engines.pricing.published_shapes import NAMED_SHAPES
 from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.run_parts import RunParts
-from harness.schema import TrialProtocol
 from harness.workload_specs import WorkloadSpec
 from workloads.base import TellsEarly, WorkloadError, n_tokens
 
@@ -32,25 +31,6 @@ def context_warnings(
                     f"device {device.name}: workload {part.label} asks more than the {shape.max_length:,} tokens that"
                     f" {shape.name} holds by its config.json; such a model would refuse what is priced here"
                 )
-
-
-def warmup_warnings(
-    protocol: TrialProtocol, parts: Sequence[Part[WorkloadSpec]], facts: CheckpointFacts, run_parts: RunParts
-) -> Iterator[str]:
-    """Of warm-ups that are shorter than the protocol says."""
-    for part in parts if protocol.warmup > 1 else ():
-        try:
-            workload = run_parts.workload_named(part.label, part.spec)
-            # Samples of one size are built when they are asked, as many as the limit says.
-            early = part.spec.limit if isinstance(workload, TellsEarly) else None
-            n = len(workload.requests(facts.tokenizer, facts.config.max_length)) if early is None else early
-        except WorkloadError:
-            continue
-        if 0 < n < protocol.warmup:
-            yield (
-                f"protocol.warmup = {protocol.warmup}: workload {part.label} has {n} request{'s' if n > 1 else ''},"
-                " and a warm-up answers each of them once; lower it"
-            )
 
 
 def _asks_more(part: Part[WorkloadSpec], max_length: int, facts: CheckpointFacts, run_parts: RunParts) -> bool:

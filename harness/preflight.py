@@ -25,7 +25,7 @@ from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.combinations import mismatch
-from harness.context_checks import context_warnings, warmup_warnings
+from harness.context_checks import context_warnings
 from harness.core_sets import CoreSets
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
@@ -66,7 +66,13 @@ from harness.technique_problems import (
     tier_warning,
     unread_problems,
 )
-from harness.unheeded import unheeded_attention, unheeded_decoding, unheeded_of_engine, unheeded_of_protocol
+from harness.unheeded import (
+    unheeded_attention,
+    unheeded_decoding,
+    unheeded_of_engine,
+    unheeded_of_protocol,
+    warmup_warnings,
+)
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from results.records import NO_MODEL

@@ -1,4 +1,5 @@
-"""Keys of a plan that are valid and change nothing in it. Told, for whoever wrote one waits for what it does."""
+"""Keys of a plan that are valid and change nothing in it, or less than they say. Told, for whoever wrote one waits for
+what it does."""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ from harness.combinations import mismatch
 from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.model_specs import ModelSpec
+from harness.run_parts import RunParts
 from harness.schema import EnduranceSpec, EngineSpec, TrialProtocol
+from harness.workload_specs import WorkloadSpec
 from results.swept import swept_values
+from workloads.base import TellsEarly, WorkloadError
 
 OF_MEASURED = {
     "cooldown_s": (0.0, "a modelled device does not heat"),
@@ -91,3 +95,22 @@ def unheeded_decoding(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -
             return None
         return f"{told}: each layer of {technique.technique} waits for its plan without it; remove it"
     return f"{told}: on an accelerator each layer waits for its plan without it; remove it"
+
+
+def warmup_warnings(
+    protocol: TrialProtocol, parts: Sequence[Part[WorkloadSpec]], facts: CheckpointFacts, run_parts: RunParts
+) -> Iterator[str]:
+    """Of warm-ups that are shorter than the protocol says."""
+    for part in parts if protocol.warmup > 1 else ():
+        try:
+            workload = run_parts.workload_named(part.label, part.spec)
+            # Samples of one size are built when they are asked, as many as the limit says.
+            early = part.spec.limit if isinstance(workload, TellsEarly) else None
+            n = len(workload.requests(facts.tokenizer, facts.config.max_length)) if early is None else early
+        except WorkloadError:
+            continue
+        if 0 < n < protocol.warmup:
+            yield (
+                f"protocol.warmup = {protocol.warmup}: workload {part.label} has {n} request{'s' if n > 1 else ''},"
+                " and a warm-up answers each of them once; lower it"
+            )

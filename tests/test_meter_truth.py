@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
 from devices.sampler import AT_RANDOM
 from results.energy import energy_between
 from results.records import EnergyReading
-from tests.benchmarks.meter_truth import compared, floor_variance, page, simulated
+from tests.benchmarks import meter_truth
+from tests.benchmarks.meter_truth import compared, floor_variance, page
 from tests.fakes.instruments import END_S, GAUGE_UPDATE_S, INSTRUMENTS, START_S, WAVEFORMS
 from tests.fakes.waveforms import StepPower, trace
 
 N_WINDOWS = 100
 MET_BY_CHANCE = ("gauge, 250 ms, instants", "spikes of 2 to 20 ms")
 """A window has 40 instants and meets 3 to 4 of its spikes: in some none, and then nothing tells that there are any."""
+simulated = cache(meter_truth.simulated)
+"""Several tests ask of the same windows."""
 FINE = [m for m in INSTRUMENTS if not m.startswith("charge counter")]
 
 
