@@ -12,10 +12,13 @@ from results.collection import no_collection
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
+    """What the tests have imported and collected stays frozen."""
     gc.enable()
     yield
     gc.unfreeze()
     gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.parametrize("stay", [False, True])
