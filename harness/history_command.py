@@ -170,7 +170,10 @@ def _print(found: History, runs: Sequence[RunPoint]) -> None:
             for name, cell, blank in zip(COLUMNS, row, blanks, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
-    lines += [printable(line) for line in (*_settings_told(found, runs), *_copies_told(runs))]
+    lines += [
+        printable(line)
+        for line in (*_settings_told(found, runs), *_copies_told(runs), *(line for run in runs for line in run.told))
+    ]
     typer.echo("\n".join(lines))
 
 

@@ -26,7 +26,7 @@ from harness.terminal import (
 from results.printable import printable
 
 if TYPE_CHECKING:
-    from results.history.regress import Judgement
+    from results.history.judged import Judgement
     from results.history.unlike import What
 
 EXIT_WORSE = 1

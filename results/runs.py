@@ -96,4 +96,7 @@ class RunData:
     derived_again: frozenset[str] = frozenset()
     """Trials whose figures were derived from raw records for these tables, and not when they ran."""
     remarks: tuple[str, ...] = ()
-    """What a reader must know of how these tables were made: which sheet priced them, where that is not the run's."""
+    """What a reader must know of how these tables were made: which sheet priced them, where that is not the run's; that
+    the run has not come to its end, or that rows of it are gone."""
+    is_unfinished: bool = False
+    """It goes on, or was broken off."""

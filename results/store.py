@@ -327,7 +327,8 @@ class Store:
         # Looked at once: tables and page ask for each trial several times.
         kept = self.trace_digests()
         with damage_told(self.directory / DATABASE):
-            remarks = (*told_unfinished(self._connection, len(trials)), *told_gone(gone_trials(self._connection)))
+            unfinished = told_unfinished(self._connection, len(trials))
+            gone = told_gone(gone_trials(self._connection))
         return RunData(
             info=self.info(),
             cells=cells,
@@ -336,7 +337,8 @@ class Store:
             load_parts=lambda i: read_parts(self._trace_path(i), kept[i]) if i in kept else {},
             load_heat=self._heat_for_a_run,
             samples=self.samples(),
-            remarks=remarks,
+            remarks=(*unfinished, *gone),
+            is_unfinished=bool(unfinished),
         )
 
     def traces(self, trial_id: str, part: str = WINDOW) -> tuple[PowerTrace, ...]:

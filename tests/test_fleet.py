@@ -76,6 +76,7 @@ def test_a_fleet_gives_the_trials_of_a_run_and_goes_on_with_it(tmp_path: Path) -
     with Store.view(run) as store:
         data = store.data()
         kept = {t.trial_id: store.traces(t.trial_id) for t in data.trials if t.time_method == "measured"}
+    assert not data.is_unfinished
     asked = {(c.cell_id, r) for c in data.cells for r in range(1 if c.device.startswith("model:") else 2)}
     assert sorted((t.cell_id, t.repeat) for t in data.trials) == sorted(asked)
     assert {t.status for t in data.trials} == {"ok"}

@@ -167,6 +167,8 @@ def test_every_trial_is_kept_once_whatever_is_killed(fleet: KilledFleet, tmp_pat
         wait_for(lambda: fleet.kill(what))  # noqa: B023 - within this round
     wait_for(fleet.kill_in_a_trial)
     assert fleet.n_finished() < N_CELLS * REPEATS
+    with Store.view(fleet.run) as store:
+        assert store.data().is_unfinished
     fleet.release()
     assert fleet.coordinator.wait(max(1.0, until_s - time.monotonic())) == 0, (tmp_path / "log").read_text()
     assert fleet.workers.wait(PATIENCE_S) == 0
@@ -174,6 +176,7 @@ def test_every_trial_is_kept_once_whatever_is_killed(fleet: KilledFleet, tmp_pat
     with Store.view(fleet.run) as store:
         trials = store.trials()
         assert len(store.samples()) == 1
+        assert not store.data().is_unfinished
     asked = Counter((t.cell_id, t.repeat) for t in trials)
     assert len(asked) == N_CELLS * REPEATS
     assert set(asked.values()) == {1}

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 from results.history.index import open_history
+from results.history.judged import Judged
 from results.history.marks import mark
 from results.history.otherwise import otherwise_than_before
-from results.history.regress import Asked, Judged, regress
+from results.history.regress import Asked, regress
 from tests.command import joulebench
 from tests.histories import made_trial, write_history, write_run
 from tests.run_builders import ENVIRONMENT, cell, failed

@@ -99,12 +99,14 @@ class FleetRun:
         queue = TrialQueue(work.orders(), Finished(store.finished()), work.enough, most_losses=self._most_losses)
         work.run_id = store.info().run_id
         coordinator.begin(store, queue)
+        store.note_unfinished(coordinator.n_trials)
         self._n_before, self._begun_s = coordinator.n_done, time.monotonic()
         if coordinator.n_done:
             self._view.say(f"resuming: {coordinator.n_done} of {coordinator.n_trials} trials are there")
         while not coordinator.is_done:
             coordinator.step()
             self._show(coordinator)
+        store.note_unfinished(None)
         self._write(coordinator, is_over=True)
 
     def _told(self, label: str, trial: Trial) -> None:

@@ -161,6 +161,14 @@ class RunPoint(Record):
     """`results.history.rests`."""
     code: str | None = None
     """Digest of joulebench's own. None of runs from before it was kept."""
+    remarks: tuple[str, ...] = ()
+    """That it has not come to its end, or that rows of it are gone."""
+    is_unfinished: bool = False
+
+    @property
+    def told(self) -> list[str]:
+        """Its remarks, with its name."""
+        return [f"{self.folder}: {remark}" for remark in self.remarks]
 
 
 KEY_METRICS: tuple[tuple[str, Phase | None], ...] = (("e2e", "all"), ("energy_per_response", "all"))
@@ -183,6 +191,8 @@ def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint
         settings=arm_settings(run.cells),
         rests=rests_of(run),
         code=next((one.value for one in run.info.inputs if one.name == OWN_CODE), None),
+        remarks=run.remarks,
+        is_unfinished=run.is_unfinished,
     )
 
 

@@ -22,13 +22,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from results.history.changes import LEAST_POINTS, MOST_POINTS, ROUNDING, Levels, Segment
 from results.history.copies import copies_told, without_copies
 from results.history.index import History, HistoryError
+from results.history.judged import Judged, Judgement
 from results.history.marks import baseline_runs
 from results.history.places import LEAST_SEGMENT, P_VALUE
 from results.history.points import CellPoint, Figure, RunPoint
@@ -36,68 +37,16 @@ from results.history.regress_notes import not_judged, notes_of
 from results.history.series import Series, anchored, same_way, series_of
 from results.history.unlike import What, unlike_cells, unlike_environments, unlike_figures
 
-Verdict = Literal["PASS", "REGRESSION", "IMPROVED", "UNRELIABLE"]
 LEAST_AA: Final = 3
 NONE_COUNTS: Final = "no trial of it counts"
 OF_ONE_LEVEL: Final = "noise of runs of one level"
 IS_GONE: Final = "the arm is not in it"
+UNFINISHED: Final = "it has not come to its end"
 DISCOVERY_RATE: Final = 0.01
 LEAST_PERCENT: Final = 0.5
 MOST_NOISE_PERCENT: Final = 5.0
 ALLOWED: Final[frozenset[What]] = frozenset({"systems", "versions"})
 """What a history may change in without being left out: it is told beside the change."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """change, low, high: of the last level against the baseline's, as x of the series. noise: of one run. floor: None
-    where too little is known. since: the first run of the last level that differs. reason: in words.
-    settings_changed: where the arm was set otherwise since the baseline. behind: why newer runs than its last are not
-    in the series."""
-
-    device: str
-    arm: str
-    model: str
-    workload: str
-    figure: Figure
-    series: Series
-    levels: Levels | None
-    verdict: Verdict
-    reason: str
-    base: float | None = None
-    last: float | None = None
-    change: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    noise: float | None = None
-    floor: float | None = None
-    since: RunPoint | None = None
-    left_out: tuple[str, ...] = ()
-    settings_changed: tuple[str, ...] = ()
-    behind: str | None = None
-    is_anchor: bool = False
-
-    @property
-    def is_worse(self) -> bool:
-        return self.change is not None and (self.change > 0) == (self.figure.better == "lower")
-
-
-class Judgement(NamedTuple):
-    """judged: a row each. baseline: its runs. n_runs: that have one of its cells."""
-
-    baseline: tuple[RunPoint, ...]
-    judged: tuple[Judged, ...]
-    n_runs: int
-    notes: tuple[str, ...]
-
-    @property
-    def counted(self) -> list[Judged]:
-        return [one for one in self.judged if not one.is_anchor]
-
-    @property
-    def has_regressed(self) -> bool:
-        return any(one.verdict == "REGRESSION" for one in self.counted)
 
 
 @dataclass(frozen=True)
@@ -115,11 +64,13 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
     """Raises `HistoryError`."""
     all_of_baseline = baseline_runs(history, name)
     counted, copies = without_copies(history.runs, [run.folder for run in all_of_baseline])
-    baseline = [run for run in all_of_baseline if run in counted]
-    if len(counted) < 2:
-        raise HistoryError(
-            f"{history.directory} holds one run only; run the plan again, and there is something to judge"
-        )
+    finished = [run for run in counted if not run.is_unfinished]
+    baseline = [run for run in all_of_baseline if run in finished]
+    if not baseline:
+        raise HistoryError(f"baseline {name}: {'; '.join(line for run in all_of_baseline for line in run.told)}")
+    if len(finished) < 2:
+        only = "one run only" if len(counted) == 1 else "one run only that has come to its end"
+        raise HistoryError(f"{history.directory} holds {only}; run the plan again, and there is something to judge")
     whose = baseline[0].folder if len(baseline) == 1 else f"baseline {name}"
     by_run = history.cells_by_run([run.folder for run in baseline])
     marks = _marked(by_run, baseline)
@@ -146,7 +97,7 @@ def regress(history: History, name: str, asked: Asked) -> Judgement:
         *copies_told(copies),
     )
     keys = {cell.key for _, cell, _ in wanted}
-    n_runs = sum(not keys.isdisjoint(cells_of_run) for _, cells_of_run in runs)
+    n_runs = sum(not run.is_unfinished and not keys.isdisjoint(cells_of_run) for run, cells_of_run in runs)
     return Judgement(tuple(baseline), tuple(_controlled(judged)), n_runs, notes)
 
 
@@ -201,6 +152,7 @@ class _Line:
         none = Judged(
             cell.device, cell.engine, cell.model, cell.workload, self._figure, series, None, "UNRELIABLE", "",
             left_out=tuple(f"{words} ({n} runs)" if n > 1 else words for words, n in left_out.items()),
+            remarks=tuple(line for run, cells in runs if cell.key in cells for line in _told_of(run)),
         )  # fmt: skip
         if not at and len(series.points) == MOST_POINTS:
             return replace(
@@ -238,6 +190,11 @@ class _Line:
         behind: list[tuple[RunPoint, str]] = []
         for run, cells in runs:
             cell = cells.get(self._cell.key)
+            if run.is_unfinished:
+                # Its first repeats alone, which may be unlike the later ones, and of some arms none.
+                if cell is not None:
+                    left_out[UNFINISHED] += 1
+                continue
             if cell is None:
                 if kept and kept[-1][0].plan == run.plan:
                     behind.append((run, IS_GONE))
@@ -313,7 +270,7 @@ class _Line:
             return replace(none, reason=f"{len(x)} runs are too few to know the noise: it takes {needed}")
         noise = max(float(own.std(ddof=1)), ROUNDING)
         degrees = len(own) - 1
-        error = noise * math.sqrt(1 / len(own) + 1 / len(newer))
+        error = math.hypot(noise * math.sqrt(1 / len(own) + 1 / len(newer)), _of_fewer_repeats(none.series, at))
         floor = _quantile(degrees, 1 - P_VALUE / 2) * error
         size, half = float(newer.mean() - own.mean()), _quantile(degrees, 0.975) * error
         value = none.series.value
@@ -370,6 +327,19 @@ def _with_change(found: Judged, levels: Levels, base: Segment, last: Segment, no
 def _noise_of_baseline(series: Series, at: Sequence[int]) -> float:
     """0 where it has too few runs."""
     return float(np.std([series.points[i].x for i in at], ddof=1)) if len(at) >= LEAST_AA else 0.0
+
+
+def _of_fewer_repeats(series: Series, at: Sequence[int]) -> float:
+    """Standard error that runs behind the baseline's add to their mean by what the baseline's noise does not know:
+    fewer repeats than its runs have."""
+    own, newer = [series.points[i] for i in at], series.points[at[-1] + 1 :]
+    known2 = float(np.mean([point.error**2 for point in own]))
+    least = min(point.figure.n for point in own)
+    return math.sqrt(sum(max(0.0, p.error**2 - known2) for p in newer if p.figure.n < least)) / len(newer)
+
+
+def _told_of(run: RunPoint) -> list[str]:
+    return [f"{line} No verdict is of it." for line in run.told] if run.is_unfinished else run.told
 
 
 def _index_of(levels: Levels, i: int) -> int:

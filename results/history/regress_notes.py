@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from results.history.index import History
+from results.history.judged import Judged
 from results.history.places import LEAST_SEGMENT
 from results.history.points import RunPoint
-
-if TYPE_CHECKING:
-    from results.history.regress import Judged
 
 MOST_TOLD: Final = 4
 
@@ -30,6 +28,10 @@ def notes_of(anchor: str | None, judged: Sequence[Judged]) -> Iterator[str]:
             behind.setdefault(one.behind, {})[one.arm] = None
     for words, own in behind.items():
         yield f"No verdict of {', '.join(own)} is of {words}."
+    remarks = list(dict.fromkeys(line for one in judged for line in one.remarks))
+    yield from remarks[:MOST_TOLD]
+    if len(remarks) > MOST_TOLD:
+        yield f"{len(remarks) - MOST_TOLD} more runs are half ones or lost trials: --json and --csv name them."
     if any(one.figure.method == "modelled" for one in judged):
         yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
     yield (

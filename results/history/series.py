@@ -7,7 +7,7 @@ machine does to both in that session (heat, a neighbour, another clock) is in ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -82,7 +82,7 @@ def series_of(found: Iterable[tuple[RunPoint, CellPoint, Figure]]) -> Series:
     """Of figures that are alike, the oldest run first."""
     kept = list(found)[-MOST_POINTS:]
     is_log = all(figure.kind != "accuracy" and min(figure.values.values()) > 0 for _, _, figure in kept)
-    return Series(tuple(Point(*one, *_plain(one[2], is_log)) for one in kept), is_log)
+    return Series(tuple(_of_few_repeats([Point(*one, *_plain(one[2], is_log)) for one in kept])), is_log)
 
 
 def anchored(found: Iterable[tuple[RunPoint, CellPoint, Figure, CellPoint, Figure]]) -> Series:
@@ -91,7 +91,18 @@ def anchored(found: Iterable[tuple[RunPoint, CellPoint, Figure, CellPoint, Figur
     for run, cell, figure, anchor, base in list(found)[-MOST_POINTS:]:
         if min(*figure.values.values(), *base.values.values()) > 0:
             points.append(Point(run, cell, figure, *_over(figure, base), anchor))
-    return Series(tuple(points), is_log=True, is_anchored=True)
+    return Series(tuple(_of_few_repeats(points)), is_log=True, is_anchored=True)
+
+
+def _of_few_repeats(points: Sequence[Point]) -> Iterator[Point]:
+    """A run of fewer repeats than most, as one that failed for a part, has no error bar or one that is small by chance,
+    and would weigh most: it has at least that which the repeats of all runs tell of so few."""
+    most = np.median([point.figure.n for point in points]) if points else 0
+    degrees = sum(point.figure.n - 1 for point in points)
+    of_one2 = sum((p.figure.n - 1) * p.figure.n * p.error**2 for p in points) / degrees if degrees else 0.0
+    for point in points:
+        n = point.figure.n
+        yield point._replace(error=max(point.error, math.sqrt(of_one2 / n))) if n < most else point
 
 
 def _plain(figure: Figure, is_log: bool) -> tuple[float, float]:

@@ -90,6 +90,7 @@ def write_history_page(history: History, runs: Sequence[RunPoint], devices: Coll
             *(f"{one.folder}: {one.why}" for one in history.skipped),
             *(f"{one.folder}: a copy of {one.of}" for one in copies),
         ],
+        "remarks": [line for run in runs for line in run.told],
         "runs": [_run_row(run, changed.get(run.folder, ())) for run in runs],
         "left_out": max(left_out, 0),
         "least_segment": LEAST_SEGMENT,

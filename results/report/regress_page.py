@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from results.history.regress import Judged, Judgement
+from results.history.judged import Judged, Judgement
 from results.history.unlike import unlike_runs
 from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
@@ -94,6 +94,7 @@ def records(judgement: Judgement) -> list[dict[str, Any]]:
             "reason": one.reason,
             "left_out": list(one.left_out),
             "settings_changed": list(one.settings_changed),
+            "remarks": list(one.remarks),
         }
         for one in judgement.judged
     ]
@@ -105,11 +106,12 @@ def write_judgement_csv(judgement: Judgement, path: Path) -> None:
     for told, one in zip(records(judgement), judgement.judged, strict=True):
         row = told | {"change_is": "share" if told.pop("is_relative") else "difference"}
         row |= {name: None if told[name] is None else one.series.size(told[name]) for name in _SIZES}
-        rows.append(row | {name: "; ".join(told[name]) or None for name in ("left_out", "settings_changed")})
+        rows.append(row | {name: "; ".join(told[name]) or None for name in _LISTS})
     frame = pd.DataFrame(rows)
     replace_text(path, csv_text(frame.astype(dict.fromkeys(("baseline", "now", "p", *_SIZES), "float64"))))
 
 
+_LISTS: Final = ("left_out", "settings_changed", "remarks")
 _SIZES: Final = ("change", "low", "high", "noise", "floor")
 
 
