@@ -82,6 +82,11 @@ class Channel:
     """Of the board that it is of, where its library tells: two meters number the same GPUs differently."""
     averaged_s: float | None = None
 
+    @property
+    def told_within_s(self) -> float:
+        """So long after an instant all readings are there that tell of it."""
+        return self.update_period_s + (self.averaged_s or 0.0)
+
     def __post_init__(self) -> None:
         """Rails, sensors and GPUs are named by drivers and phones."""
         object.__setattr__(self, "component", printable(self.component))

@@ -16,7 +16,7 @@ from devices.boundary import library_errors
 
 J_PER_MJ = 1e-3
 W_PER_MW = 1e-3
-INSTANT_PERIOD_S = 0.1
+RENEWED_S = 0.1
 """The power sensor renews its value about every 100 ms (A100 and H100 look a quarter of the time)."""
 MAX_GPU_POWER_W = 4e3
 """Of one board that states no limit: several times what the largest may draw, and less than 2^32 - 1 uW, which a driver
@@ -24,7 +24,10 @@ shows that has no reading."""
 OVER_LIMIT = 3.0
 """Times its highest limit: a board draws no more for as long as a reading takes."""
 AVERAGED_S = 1.0
-"""nvmlDeviceGetPowerUsage on Ampere and later is the mean of the last second (its manual)."""
+"""nvmlDeviceGetPowerUsage on Ampere and later, but not on GA100, is the mean of the last second (its manual), renewed
+as often as an instant."""
+GA100 = (8, 0)
+"""The compute capability of A100, A30 and A800: of the architecture Ampere too, and read at an instant."""
 
 
 @contextmanager
@@ -61,7 +64,7 @@ def max_power_w_of(handle: Any) -> float:
 
 
 class NvidiaGpu:
-    """What a meter wants of a GPU. `power_period_s` says how old a power reading may be."""
+    """What a meter wants of a GPU. `power_period_s` says how often its power is renewed."""
 
     def __init__(self, index: int) -> None:
         import pynvml
@@ -71,21 +74,36 @@ class NvidiaGpu:
         self.uuid = uuid_of(self._handle)
         self.max_power_w = max_power_w_of(self._handle)
         self._is_instant = self._has_instant_power()
+        self._is_averaged = self._averages_power()
         self.has_counter = self._offers(pynvml.nvmlDeviceGetTotalEnergyConsumption)
         self.has_power = self._is_instant or self._offers(pynvml.nvmlDeviceGetPowerUsage)
         self._reasons_call = self._newest_reasons_call()
 
     @property
     def power_period_s(self) -> float:
+        return AVERAGED_S if self._is_averaged is None else RENEWED_S
+
+    @property
+    def power_averaged_s(self) -> float | None:
+        """Of the time before it that a power reading is the mean of; None of an instant, and where nobody says."""
+        return AVERAGED_S if self._is_averaged else None
+
+    def _averages_power(self) -> bool | None:
+        """Whether a reading of power is the mean of the last second; None where the driver does not tell which GPU it
+        is: then it may be either."""
         import pynvml
 
         if self._is_instant:
-            return INSTANT_PERIOD_S
+            return False
         try:
             architecture = pynvml.nvmlDeviceGetArchitecture(self._handle)
+            if architecture == pynvml.NVML_DEVICE_ARCH_UNKNOWN:
+                return None
+            if architecture != pynvml.NVML_DEVICE_ARCH_AMPERE:
+                return bool(architecture > pynvml.NVML_DEVICE_ARCH_AMPERE)
+            return bool(pynvml.nvmlDeviceGetCudaComputeCapability(self._handle) != GA100)
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-            return AVERAGED_S  # the longer of the two
-        return INSTANT_PERIOD_S if architecture < pynvml.NVML_DEVICE_ARCH_AMPERE else AVERAGED_S
+            return None
 
     def is_split(self) -> bool:
         """Whether MIG divides it into instances."""

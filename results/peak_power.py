@@ -138,8 +138,9 @@ def _check_resolved(trace: PowerTrace, window: Interval) -> None:
     n_read = int(((trace.times_s >= start_s) & (trace.times_s <= end_s)).sum())
     changed = int(np.count_nonzero(np.diff(trace.values[(trace.times_s >= start_s) & (trace.times_s <= end_s)])))
     n_renewed = changed if trace.kind == "counter" else n_read
-    if trace.update_period_s > 0:
-        n_renewed = min(n_renewed, int((end_s - start_s) / trace.update_period_s))
+    period_s = max(trace.update_period_s, trace.averaged_s or 0.0)
+    if period_s > 0:
+        n_renewed = min(n_renewed, int((end_s - start_s) / period_s))
     if n_renewed < MIN_UPDATES:
         raise UnresolvedError(f"{name}: {n_renewed} new values in the window, {MIN_UPDATES} are needed")
 

@@ -162,7 +162,7 @@ def beside_of(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
     except UnresolvedError:
         return None
     within_s = GAP_FACTOR * max(power.sample_interval_s, power.update_period_s)
-    late_s = power.update_period_s + power.sample_interval_s
+    late_s = power.update_period_s + (power.averaged_s or 0.0) + power.sample_interval_s
     seen = power.times_s, power.values
     return Beside(curve.times_s, curve.energy_j, *seen, power.relative_accuracy or 0.0, within_s, late_s)
 

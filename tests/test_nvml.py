@@ -100,19 +100,63 @@ def test_counter_without_a_power_sensor_is_read_alone(nvml: FakeNvml) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "period_s"),
+    ("state", "period_s", "averaged_s"),
     [
-        ({"instant": 0, "architecture": 9}, 0.1),
-        ({"instant": 3, "architecture": 9}, 1.0),  # the manual of nvmlDeviceGetPowerUsage: Ampere and later average 1 s
-        ({"instant": 3, "architecture": 5}, 0.1),
+        ({"instant": 0, "architecture": 9}, 0.1, None),
+        # The manual of nvmlDeviceGetPowerUsage: Ampere (except GA100) and later average 1 s.
+        ({"instant": 3, "architecture": 9}, 0.1, 1.0),
+        ({"instant": 3, "architecture": 7, "capability": 86}, 0.1, 1.0),
+        ({"instant": 3, "architecture": 7, "capability": 80}, 0.1, None),
+        ({"instant": 3, "architecture": 5}, 0.1, None),
+        ({"instant": 3, "told": 3}, 1.0, None),
+        ({"instant": 3, "architecture": 0xFFFFFFFF}, 1.0, None),
     ],
 )
-def test_age_of_a_power_reading_is_that_of_its_kind(nvml: FakeNvml, state: dict[str, float], period_s: float) -> None:
+def test_a_power_reading_is_an_instant_or_a_mean_as_its_architecture_has_it(
+    nvml: FakeNvml, state: dict[str, float], period_s: float, averaged_s: float | None
+) -> None:
     code = OPEN.replace(
         "NvmlMeter(0.05, MonotonicClock()).open()", "meter = NvmlMeter(0.05, MonotonicClock()); meter.open()"
     )
-    code += "answer = {c.component: c.update_period_s for c in meter.channels}\n"
-    assert nvml.run(code, **state) == {"gpu0": 0.1, "gpu0 power": period_s}
+    code += "answer = {c.component: (c.update_period_s, c.averaged_s) for c in meter.channels}\n"
+    assert nvml.run(code, **state) == {"gpu0": [0.1, None], "gpu0 power": [period_s, averaged_s]}
+
+
+def test_steps_of_a_gpu_that_shows_means_of_a_second_are_within_two_sigma(nvml: FakeNvml) -> None:
+    """Power that steps from 60 W to 300 W and back, shown as the mean of the last second, renewed every 0.1 s; 200
+    windows of 10.5 s, read every 50 ms. As values of an age of up to 1 s, half of the windows were within."""
+    code = """
+    import numpy as np
+    from devices.clock import MonotonicClock
+    from devices.meters.nvml import NvmlMeter
+    from results.energy import energy_between
+    meter = NvmlMeter(0.05, MonotonicClock())
+    meter.open()
+    rng, within, sigma_j = np.random.default_rng(5), [], []
+    for _ in range(200):
+        up_s, down_s = np.sort(rng.uniform(1.5, 15.0, 2))
+        power_w = lambda t: 60 * t + 240 * (np.clip(t, up_s, down_s) - up_s)  # its integral
+        first_s = rng.uniform(0, 0.1)
+        t = np.arange(0.0, 18.0, 0.05) + rng.uniform(0, 0.05)
+        renewed_s = first_s + 0.1 * np.floor((t - first_s) / 0.1)
+        shown_w = power_w(renewed_s) - power_w(renewed_s - 1.0)
+        # A sensor that shows one value for seconds hangs.
+        shown_w += 0.1 * rng.standard_normal(300)[np.rint(renewed_s * 10).astype(int) + 1]
+        rows = np.stack([shown_w, np.full(len(t), np.nan)], axis=1)
+        start_s = rng.uniform(1.5, 3.5)
+        window = (start_s, start_s + 10.5)
+        found = energy_between(meter.traces(t, rows), [window], "all", "nvml")
+        assert found.energy_j is not None, found.reason
+        error_j = found.energy_j - (power_w(window[1]) - power_w(window[0]))
+        # Of the meter's gain nothing: the sensor here has none.
+        gain_j = 0.05 / 3**0.5 * found.energy_j
+        sigma_j.append(max(found.uncertainty_j**2 - gain_j**2, 0.0) ** 0.5)
+        within.append(bool(abs(error_j) <= 2 * sigma_j[-1]))
+    answer = [sum(within) / len(within), float(np.median(sigma_j))]
+    """
+    share, sigma_j = nvml.run(code, energy=3, instant=3, architecture=8)
+    assert share >= 0.95
+    assert sigma_j < 100
 
 
 def test_gpu_that_is_lost_is_a_transient_error_not_0_joules(nvml: FakeNvml) -> None:

@@ -56,6 +56,18 @@ def test_nvidia_gpu_without_a_counter_is_read_by_its_power(nvml: FakeNvml) -> No
     assert watts(answer)["total"] == pytest.approx(70.0, rel=0.01)
 
 
+@pytest.mark.parametrize(("instant", "averaged_s"), [(0, None), (3, 1.0)])
+def test_nvidias_average_is_one_of_a_second(nvml: FakeNvml, instant: int, averaged_s: float | None) -> None:
+    code = """
+    from devices.clock import MonotonicClock
+    from devices.meters.zeus import ZeusMeter
+    meter = ZeusMeter(0.05, MonotonicClock())
+    meter.open()
+    answer = [(c.component, c.kind, c.averaged_s) for c in meter.channels]
+    """
+    assert nvml.run(code, energy=3, instant=instant)[0] == ["gpu0", "power", averaged_s]
+
+
 @pytest.mark.parametrize("names", ["GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "0,GPU-89", "GPU-8932", "-1"])
 def test_gpus_by_name_are_refused_with_the_remedy(nvml: FakeNvml, names: str) -> None:
     code = f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = {names!r}\n"

@@ -60,14 +60,16 @@ class Comparison(NamedTuple):
 
 
 def compare(counter: PowerTrace, power: PowerTrace) -> Comparison:
-    """Over the time in which both have readings, an update away from the ends, where a counter's value has no past.
+    """Over the time in which both have readings, an update away from the ends, where a counter's value has no past, and
+    a mean is of a time before them too.
 
-    What lies in a gap of either is left out, with an update around it; stretches of less than ten updates too.
+    What lies in a gap of either is left out, with as much around it; stretches of less than ten updates too.
     """
     is_read = np.isfinite(power.values)
     power = replace(power, times_s=power.times_s[is_read], values=power.values[is_read])
-    margin_s = max(counter.update_period_s, power.update_period_s)
-    least_s = MIN_UPDATES * max(margin_s, power.sample_interval_s)
+    averaged_s = power.averaged_s or 0.0
+    margin_s = max(counter.update_period_s, power.update_period_s + averaged_s)
+    least_s = MIN_UPDATES * max(counter.update_period_s, power.update_period_s, power.sample_interval_s, averaged_s)
     stretches = [(a, b) for a, b in _without_gaps(counter, power, margin_s) if b - a >= least_s]
     common_s = _common(counter, power)
     unread_s = sum(max(min(b, common_s[1]) - max(a, common_s[0]), 0.0) for a, b in _gaps_s(counter, power))

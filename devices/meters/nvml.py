@@ -229,7 +229,8 @@ def _channels_of(gpu: NvidiaGpu, counts: bool) -> list[Channel]:
     )
     if counts and not gpu.has_power:
         return [counter]
-    power = replace(counter, kind="power", update_period_s=gpu.power_period_s, resolution=W_PER_MW)
+    period_s, averaged_s = gpu.power_period_s, gpu.power_averaged_s
+    power = replace(counter, kind="power", update_period_s=period_s, averaged_s=averaged_s, resolution=W_PER_MW)
     if not counts:
         return [power]
     return [counter, replace(power, component=f"gpu{gpu.index}{POWER_BESIDE}", additive=False)]

@@ -101,13 +101,10 @@ class PolledMeter(ABC):
 
         return is_known
 
-    @property
-    def _update_period_s(self) -> float:
-        return max((c.update_period_s for c in self.channels), default=0.0)
-
     def _wait_for_tick(self) -> None:
-        if self._update_period_s > 0:
-            self._wait(self._update_period_s + self._interval_s)
+        told_within_s = max((channel.told_within_s for channel in self.channels), default=0.0)
+        if told_within_s > 0:
+            self._wait(told_within_s + self._interval_s)
 
     def _wait(self, duration_s: float) -> None:
         self._clock.sleep_until_s(self._clock.now_s() + duration_s)

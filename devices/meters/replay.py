@@ -46,7 +46,7 @@ class ReplayMeter(Playback):
         self._times_s = times_s - times_s[0]
 
     def played(self, start_s: float, now_s: float) -> Sequence[PowerTrace]:
-        later_s = max(channel.update_period_s + (channel.averaged_s or 0.0) for channel in self.channels)
+        later_s = max(channel.told_within_s for channel in self.channels)
         n = int(np.searchsorted(self._times_s, now_s - start_s + later_s, side="right")) + 1
         times_s = self._times_s[:n] + start_s
         interval_s = float(np.median(np.diff(self._times_s)))

@@ -22,7 +22,7 @@ from devices.meters.losable import LosableMeter
 from devices.meters.nvml import RELATIVE_ACCURACY
 from devices.meters.polled import METHODS
 from devices.meters.rapl import MAX_POWER_W, UNSTATED_GAIN, max_power_w_of
-from devices.nvidia_gpu import MAX_GPU_POWER_W, uuid_of
+from devices.nvidia_gpu import AVERAGED_S, MAX_GPU_POWER_W, uuid_of
 from devices.nvidia_gpu import max_power_w_of as max_gpu_power_w_of
 from results.records import Method
 
@@ -164,10 +164,12 @@ def _gpu_sources(fresh: bool) -> list[_Source]:
         gpus = type(gpus)()
     calls = [_supported(gpus, i, gpus.get_total_energy_consumption) for i in range(len(gpus))]
     kind: Literal["counter", "power"] = "counter"
+    averaged: set[int] = set()
     if None in calls:
         kind = "power"
-        instant_first = (gpus.get_instant_power_usage, gpus.get_average_power_usage)
-        calls = [_supported(gpus, i, *instant_first) for i in range(len(gpus))]
+        calls = [_supported(gpus, i, gpus.get_instant_power_usage) for i in range(len(gpus))]
+        averaged = {i for i, call in enumerate(calls) if call is None}
+        calls = [call or _supported(gpus, i, gpus.get_average_power_usage) for i, call in enumerate(calls)]
     is_nvidia = isinstance(gpus, NVIDIAGPUs)
     if is_nvidia:
         _refuse_doubtful_order()
@@ -186,6 +188,8 @@ def _gpu_sources(fresh: bool) -> list[_Source]:
             note=None if is_nvidia else UNSTATED_GAIN,
             computes="gpu",
             hardware_id=uuid_of(gpus.gpus[i].handle) if is_nvidia else None,
+            # AMD does not say of how long a time its average is.
+            averaged_s=AVERAGED_S if is_nvidia and i in averaged else None,
         )
         sources.append(_Source(call, (channel,)))
     return sources
@@ -230,18 +234,16 @@ def _refuse_doubtful_order() -> None:
         )
 
 
-def _supported(gpus: Any, index: int, *getters: Callable[[int], float]) -> Callable[[], Sequence[float]] | None:
-    """The first getter that this GPU offers (the second chiplet of an MI250 offers none)."""
+def _supported(gpus: Any, index: int, getter: Callable[[int], float]) -> Callable[[], Sequence[float]] | None:
+    """The getter, where this GPU offers it (the second chiplet of an MI250 offers none)."""
     from zeus.device.gpu import ZeusGPUNotSupportedError
 
-    for getter in getters:
-        try:
-            getter(index)
-        except ZeusGPUNotSupportedError as error:
-            log.info("Zeus: GPU %d of %d: %s", index, len(gpus), error)
-            continue
-        return lambda: [getter(index)]
-    return None
+    try:
+        getter(index)
+    except ZeusGPUNotSupportedError as error:
+        log.info("Zeus: GPU %d of %d: %s", index, len(gpus), error)
+        return None
+    return lambda: [getter(index)]
 
 
 def _cpu_sources() -> list[_Source]:

@@ -24,7 +24,9 @@
  *   set_limit_w 0      power limit that the owner set; 0: it cannot be read
  *   others 0           process id of a program of others that has GPU 0 open beside the caller; 0: none
  *   unlisted 0         1: the caller is not listed itself, as in a container whose driver tells ids of the machine
- *   architecture 9     5: Volta ... 9: Hopper
+ *   architecture 9     5: Volta, 7: Ampere ... 9: Hopper
+ *   capability 90      of CUDA: 80 is a GA100, 86 another Ampere
+ *   told 0             result of asking for either
  *
  * Result codes are NVML's (nvml.h). Before nvmlInit and after nvmlShutdown every call answers 1, uninitialised.
  */
@@ -38,7 +40,7 @@
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
 enum { ARCHITECTURE_HOPPER = 9 };
 enum { MOST_GPUS = 8 };
-enum { POWER_INSTANT = 186 };
+enum { POWER_AVERAGE = 185, POWER_INSTANT = 186 };
 
 typedef struct gpu { unsigned index; } gpu;
 
@@ -160,7 +162,8 @@ int nvmlDeviceGetFieldValues(gpu *device, int count, struct field_value *values)
         return UNINITIALIZED;
     for (int i = 0; i < count; i++) {
         int result = (int)state("instant", SUCCESS);
-        values[i].result = values[i].field == POWER_INSTANT ? result : NOT_SUPPORTED;
+        int is_average = values[i].field == POWER_AVERAGE;
+        values[i].result = is_average ? SUCCESS : values[i].field == POWER_INSTANT ? result : NOT_SUPPORTED;
         if (values[i].result == SUCCESS)
             values[i].result = nvmlDeviceGetPowerUsage(device, &values[i].value.number);
     }
@@ -196,7 +199,16 @@ int nvmlDeviceGetArchitecture(gpu *device, unsigned *architecture)
 {
     (void)device;
     *architecture = (unsigned)state("architecture", ARCHITECTURE_HOPPER);
-    return SUCCESS;
+    return (int)state("told", SUCCESS);
+}
+
+int nvmlDeviceGetCudaComputeCapability(gpu *device, int *major, int *minor)
+{
+    int capability = (int)state("capability", 90);
+    (void)device;
+    *major = capability / 10;
+    *minor = capability % 10;
+    return (int)state("told", SUCCESS);
 }
 
 /* The least and the most that its power may be limited to; state limit_w. */
