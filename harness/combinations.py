@@ -66,9 +66,12 @@ def _why_not_there(engine: ExternalSpec, device: DeviceSpec) -> str | None:
 
 def devices_problems(path: str, engine: AnyEngineSpec, names: Collection[str]) -> Iterator[str]:
     """names: of the plan's devices."""
-    for name in engine.devices or ():
+    own = engine.devices or ()
+    for name in dict.fromkeys(own):
         if name not in names:
             yield f"{path}.devices: the plan has no device {shown(name)}; {nearest(name, names)}"
+        if own.count(name) > 1:
+            yield f"{path}.devices: {shown(name)} is named {own.count(name)} times; name it once, it is measured once"
 
 
 def placement(engine: EngineSpec) -> str:

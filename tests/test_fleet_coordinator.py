@@ -113,6 +113,26 @@ def test_a_worker_whose_files_are_not_those_of_the_others_is_refused_until_it_ha
     assert members[first].state == "idle"
 
 
+def test_a_phone_that_two_workers_reach_in_two_ways_is_one_device(tmp_path: Path) -> None:
+    """By USB and by an address: its figures stood in the tables as those of two phones."""
+
+    def phone(device: str, unit: str | None) -> Description:
+        environment = ENVIRONMENT.model_copy(update={"unit": unit})
+        return described("aa").model_copy(update={"environments": {device: environment}})
+
+    usb, address = OURS[:2]
+    members = Members((usb, address), tmp_path, None)
+    members.described(members[usb], phone(usb, "0123"), 0.0)
+    members.described(members[address], phone(address, "0123"), 0.0)
+    told = f"{usb} and {address} are one phone, reached in two ways; name it once in the plan"
+    assert (members[usb].state, members[address].state, members[address].words) == ("idle", "refused", told)
+    for n, other in enumerate(("4567", None)):
+        members.described(members[address], phone(address, other), 20.0 + n)
+        assert members[address].state == "idle"
+    members.described(members[usb], phone(usb, None), 30.0)
+    assert members[usb].state == "idle", "of units that nobody knows nothing is said"
+
+
 def test_a_worker_that_alone_had_other_files_before_the_run_began_may_have_new_ones(tmp_path: Path) -> None:
     """It was held against what it had said itself, until the coordinator was started again."""
     members = Members(OURS[:2], tmp_path, None)

@@ -52,6 +52,10 @@ from tests.plans import (
             {"engine": [DROPLESS, TIERS | {"devices": ["host", "hots"]}]},
             ["engine[1].devices: the plan has no device", "'hots'", "mean host"],
         ),
+        (
+            {"engine": [DROPLESS, TIERS | {"devices": ["host", "host"]}]},
+            ["engine[1].devices: 'host' is named 2 times; name it once"],
+        ),
         ({"engine": [NPUMOE]}, ["engine[0].devices: the plan has no device", "'model:m2-ultra'", "known: host"]),
         ({"device": [{"name": "host", "meters": ["rpal"]}]}, ["device[0].meters", "'rpal'", "mean rapl"]),
         ({"device": [{"name": "hots"}]}, ["device[0].name", "'hots'", "mean host"]),

@@ -88,7 +88,11 @@ class Members:
         member.again_s = now_s + AGAIN_S
 
     def _unlike(self, device: str, description: Description) -> list[str]:
-        """Why its trials would not be of the same run."""
+        """Why its trials would not be of the same run, or would be another device's."""
+        units = _units(description)
+        for other in self._members.values():
+            if other.device != device and other.description is not None and units & _units(other.description):
+                return [f"{other.device} and {device} are one phone, reached in two ways; name it once in the plan"]
         if self._info is not None:
             try:
                 check_same_machine(self._info, description.environments, self._directory)
@@ -122,6 +126,11 @@ def _one_of_them(device: str) -> str:
     if device == "host":
         return "a plan knows one computer as host: end all but one, and on the others `joulebench run` the plan"
     return "end all but one"
+
+
+def _units(description: Description) -> set[str]:
+    """Digests of the serial numbers of its phones."""
+    return {one.unit for one in description.environments.values() if one.unit is not None}
 
 
 def _named(device: str, inputs: Iterable[Input]) -> list[Input]:
