@@ -73,6 +73,7 @@ from harness.unheeded import (
     unheeded_of_protocol,
     warmup_warnings,
 )
+from harness.unheeded_sheets import unheeded_of_device
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from results.records import NO_MODEL
@@ -106,6 +107,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     warnings += unheeded_of_protocol(draft.plan.protocol, devices)
     for device in devices:
         problems += _device_problems(device, others, _runs_unread(draft, others))
+        warnings += unheeded_of_device(device)
     for other in others:
         problems += [*external_problems(other), *_other_core_problems(other, devices)]
         warnings.append(crowded_warning(other, devices))

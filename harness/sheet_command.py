@@ -60,7 +60,11 @@ def sheets(
     if as_json:
         typer.echo(sheet.model_dump_json(indent=2))
         return
+    from harness.unheeded_sheets import unheeded_of_sheet
+
     print_rows(list(_figures(sheet)), False, f"{sheet.name}: {sheet.description} (source {sheet.source})")
+    for told in unheeded_of_sheet(sheet):
+        typer.echo(printable(told), err=True)
 
 
 def _about(sheet: Sheet) -> dict[str, Any]:

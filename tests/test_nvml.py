@@ -124,7 +124,7 @@ def test_a_power_reading_is_an_instant_or_a_mean_as_its_architecture_has_it(
 
 def test_steps_of_a_gpu_that_shows_means_of_a_second_are_within_two_sigma(nvml: FakeNvml) -> None:
     """Power that steps from 60 W to 300 W and back, shown as the mean of the last second, renewed every 0.1 s; 200
-    windows of 10.5 s, read every 50 ms. As values of an age of up to 1 s, half of the windows were within."""
+    windows of 10.5 s, read every 50 ms."""
     code = """
     import numpy as np
     from devices.clock import MonotonicClock
