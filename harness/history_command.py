@@ -38,6 +38,8 @@ MOST_PROCESSES = 4
 MOST_ARMS_TOLD = 3
 AHEAD = timedelta(hours=1)
 """Clocks of two machines may be so far apart."""
+EARLIEST = "2025-01-01"
+"""No run was made before: a machine without a battery for its clock begins in 1970."""
 NO_RUN = "holds no run yet; `joulebench run PLAN --out {}/NAME` makes one"
 
 HistoryFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs, at any depth.")]
@@ -89,18 +91,26 @@ def opened(directory: Path) -> History:
         fail(str(error), EXIT_BAD_PLAN)
     for one in found.skipped:
         typer.echo(f"skipped: {printable(one.why)}", err=True)
-    soon = (datetime.now(UTC) + AHEAD).isoformat()
-    for run in found.runs:
-        if run.created_at > soon:
-            when = run.created_at[:16].replace("T", " ")
-            words = (
-                f"{run.folder}: its date, {when} UTC, lies ahead of this machine's clock; until then it counts as newer"
-            )
-            typer.echo(printable(f"{words} than every run that is made here"), err=True)
+    for told_date in _odd_dates(found):
+        typer.echo(printable(told_date), err=True)
     if not found.runs:
         what = "every run of it was skipped" if found.skipped else NO_RUN.format(directory)
         fail(f"{directory}: {what}", EXIT_BAD_PLAN)
     return found
+
+
+def _odd_dates(found: History) -> Iterator[str]:
+    """Of runs whose clock was wrong, as far as one can tell: their place in the order is not theirs."""
+    soon = (datetime.now(UTC) + AHEAD).isoformat()
+    for run in found.runs:
+        date = f"{run.folder}: its date, {run.created_at[:16].replace('T', ' ')} UTC,"
+        if run.created_at > soon:
+            yield (
+                f"{date} lies ahead of this machine's clock; until then it counts as newer than every run that is made"
+                " here"
+            )
+        elif run.created_at < EARLIEST:
+            yield f"{date} is older than joulebench; the clock was not set, and it counts as older than every other run"
 
 
 def _read_runs(directory: Path, folders: Sequence[str]) -> Generator[RunRead | str]:

@@ -73,6 +73,14 @@ def test_a_run_that_is_dated_ahead_is_told(tmp_path: Path) -> None:
     assert listed(tmp_path, "--last", "1").stdout.splitlines()[-1].split()[2] == "ahead"
 
 
+def test_a_run_whose_clock_was_not_set_is_told(tmp_path: Path) -> None:
+    """It stood as the oldest, and `regress` never judged it."""
+    for name, day in (("now", 0), ("unset", (datetime(1970, 1, 1, 3, tzinfo=UTC) - START).days)):
+        write_run(tmp_path / name, [cell("c1")], [made_trial("c1", 0, 1.0)], day)
+    told = "unset: its date, 1970-01-01 03:00 UTC, is older than joulebench; the clock was not set, and it counts as"
+    assert listed(tmp_path).stderr.splitlines() == [f"{told} older than every other run"]
+
+
 def test_json_tells_what_the_generator_made(runs: Path) -> None:
     (last,) = json.loads(listed(runs, "--json", "--last", "1").stdout)
     assert (last["n_ok"], last["n_failed"], last["n_cells"]) == (6, 0, 2)
