@@ -93,6 +93,8 @@ def test_rules_that_change_what_lm_eval_gets_are_told(
         {"num_return_sequences": 2},
         {"use_mtp": True},
         {"return_dict_in_generate": True},
+        {"is_assistant": True},
+        {"compile_config": {}},
         pytest.param(
             {"cache_implementation": "quantized"},
             marks=pytest.mark.skipif(
@@ -100,6 +102,7 @@ def test_rules_that_change_what_lm_eval_gets_are_told(
             ),
         ),
         {"cache_implementation": "static", "use_mtp": False, "return_dict_in_generate": False},
+        {"is_assistant": False, "compile_config": None},
         {"stop_strings": None, "token_healing": False, "dola_layers": None, "num_return_sequences": 1},
     ],
     ids=str,
@@ -111,7 +114,7 @@ def test_rules_with_which_lm_eval_gets_no_answer_are_told(rules: dict[str, Any],
     try:
         texts_of_hf(load_pair(own).hf, [PROMPT], {"until": ["@@"], "max_gen_toks": N_NEW_TOKENS})
         answers = True
-    except (ValueError, ImportError, AttributeError):
+    except (ValueError, ImportError, AttributeError, TypeError):
         answers = False
     notes = notes_on_choices(own, [REQUEST])
     assert len(notes) == (not answers)

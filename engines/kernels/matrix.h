@@ -91,7 +91,7 @@ struct Int8 {
 };
 
 // e4m3: the bits of exponent and mantissa, moved to where a float has them, are the value times 2^-120; subnormal ones
-// become subnormal floats, so that the product is exact for these too.
+// become subnormal floats, so that the product is exact for these too. The byte of NaN would be 480: no loaded file has it.
 struct Fp8 {
   typedef uint8_t element;
   static fN widen(const element* p) {

@@ -37,6 +37,8 @@ OFF: Mapping[str, Any] = {
     "max_new_tokens": None,
     "use_mtp": False,
     "return_dict_in_generate": False,
+    "is_assistant": False,
+    "compile_config": None,
 }
 """Rules that make greedy answers others, with the values that do nothing. Temperature, top_k and top_p change none.
 
