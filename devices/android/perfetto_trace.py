@@ -142,10 +142,10 @@ class _Reading(NamedTuple):
 
 
 def _rail(name: str, subsystem: str, readings: Sequence[_Reading]) -> RailReadings:
-    """Perfetto writes them in any order, and one twice where nothing was renewed."""
+    """Perfetto writes them in any order, and one twice where nothing was renewed. Of one stamp the last one counts."""
     if not _stamps_hold(readings):
         readings = [r._replace(at_s=r.at_s if r.packet_s is None else r.packet_s, stamped=False) for r in readings]
-    joules = {r.at_s: r.joules for r in readings}
+    joules = {r.at_s: r.joules for r in sorted(readings, key=lambda r: (r.packet_s or 0.0, r.joules))}
     boot_s = sorted(joules)
     return RailReadings(
         name,
@@ -163,6 +163,9 @@ def _stamps_hold(readings: Sequence[_Reading]) -> bool:
     a clock that stepped by 3 s would leave 3 s without energy. Nor is one that is new and older than the packet before,
     which would have shown it: it lags, and by how much may change. Nor are stamps that usually lie ahead, or tick in
     steps while every packet brings a new one. Then the packets' stamps are taken, of all.
+
+    Perfetto looks when it begins, and next at a multiple of its interval: these two looks may lie within a millisecond,
+    and have one stamp.
     """
     known = sorted((r.packet_s, r.at_s, r.joules) for r in readings if r.packet_s is not None and r.stamped)
     if any(not -STAMP_AHEAD_S <= packet_s - at_s <= MAX_STAMP_AGE_S for packet_s, at_s, _ in known):
@@ -174,7 +177,8 @@ def _stamps_hold(readings: Sequence[_Reading]) -> bool:
     for before, (packet_s, at_s, joules) in pairwise(known):
         if packet_s == before[0]:
             continue
-        if at_s < before[1] or (at_s == before[1] and joules != before[2]):
+        stays = at_s == before[1] and joules != before[2] and packet_s - before[0] > USUALLY_AHEAD_S
+        if stays or at_s < before[1]:
             return False
         if at_s > before[1] and at_s < before[0] - STAMP_LATE_S:
             return False
