@@ -13,8 +13,6 @@ from tests.fakes.libraries import watts, window_code
 from tests.fakes.perf import FakePerf
 from tests.meter_windows import CLOCK
 
-pytestmark = pytest.mark.waits
-
 
 @pytest.fixture(scope="module")
 def perf(tmp_path_factory: pytest.TempPathFactory) -> FakePerf:
@@ -27,7 +25,7 @@ def on(sources: Path, code: str) -> str:
 
 
 def test_package_and_memory_make_the_total_and_neither_cores_nor_platform(perf: FakePerf) -> None:
-    answer = perf.run(on(perf.sources, window_code("devices.meters.perf.PerfMeter", 0.4)), watts=50)
+    answer = perf.run_stepped(on(perf.sources, window_code("devices.meters.perf.PerfMeter", 0.4)), watts=50)
     assert answer["additive"] == {
         "core of package-0": False,
         "package-0": True,
@@ -43,7 +41,7 @@ def test_package_and_memory_make_the_total_and_neither_cores_nor_platform(perf: 
 def test_two_packages_have_their_own_counters(perf: FakePerf) -> None:
     (perf.sources / "power" / "cpumask").write_text("0,18\n")
     try:
-        answer = perf.run(on(perf.sources, window_code("devices.meters.perf.PerfMeter", 0.3)), watts=50)
+        answer = perf.run_stepped(on(perf.sources, window_code("devices.meters.perf.PerfMeter", 0.3)), watts=50)
     finally:
         (perf.sources / "power" / "cpumask").write_text("0\n")
     assert {"package-0", "package-1"} <= set(answer["kinds"])
@@ -76,7 +74,7 @@ except MeterUnavailableError as error:
 def test_events_that_cannot_be_had_are_no_meter_with_the_reason(
     perf: FakePerf, state: dict[str, float], message: str
 ) -> None:
-    assert message in perf.run(OPEN.format(sources=str(perf.sources)), **state)
+    assert message in perf.run_stepped(OPEN.format(sources=str(perf.sources)), **state)
 
 
 def test_machine_without_the_pmu_has_no_meter(tmp_path: Path) -> None:

@@ -49,6 +49,21 @@ def printing(code: str) -> str:
     return f"import json\n{textwrap.dedent(code)}\nprint(json.dumps(answer))\n"
 
 
+def stepped_code(variable: str) -> str:
+    """Its time is `time_by_steps`, which a library is told by that variable."""
+    return textwrap.dedent(
+        f"""
+        import os
+        from tests.fakes.stepped_clock import stepped
+        time_by_steps = stepped()
+        def tell():
+            os.environ["{variable}"] = repr(time_by_steps.now_s())
+        time_by_steps.each_step.append(tell)
+        tell()
+        """
+    )
+
+
 def write_state(path: Path, state: Mapping[str, float]) -> None:
     path.write_text("".join(f"{key} {value}\n" for key, value in state.items()))
 

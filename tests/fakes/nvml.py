@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import command
-from tests.fakes.libraries import READINGS_OF, ROOT, compile_library, printing, run_python, write_state
+from tests.fakes.libraries import READINGS_OF, ROOT, compile_library, printing, run_python, stepped_code, write_state
 from tests.fakes.stepped_clock import BEGUN_S
 
 LOADED = """
@@ -19,15 +19,7 @@ for name in [name for name in os.environ if name.endswith("_VISIBLE_DEVICES")]:
     del os.environ[name]
 """
 
-STEPPED = """
-import os
-from tests.fakes.stepped_clock import stepped
-time_by_steps = stepped()
-def tell():
-    os.environ["FAKE_NVML_NOW_S"] = repr(time_by_steps.now_s())
-time_by_steps.each_step.append(tell)
-tell()
-"""
+STEPPED = stepped_code("FAKE_NVML_NOW_S")
 
 SET_STATE = """
 import os, pathlib

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.libraries import compile_library, run_python, write_state
+from tests.fakes.libraries import compile_library, run_python, stepped_code, write_state
 
 EVENTS = {"energy-cores": 1, "energy-pkg": 2, "energy-ram": 3, "energy-psys": 5}
 """By perf's names, as on Intel; the fake gives event E the power watts * E / 2."""
@@ -30,6 +31,10 @@ class FakePerf:
             (events / name).write_text(f"event=0x{number:02x}\n")
             (events / f"{name}.scale").write_text("2.3283064365386962890625e-10\n")
             (events / f"{name}.unit").write_text("Joules\n")
+
+    def run_stepped(self, code: str, **state: float) -> Any:
+        """Its time, and that of the counters, is `time_by_steps`: no pause of the machine is in it."""
+        return self.run(stepped_code("FAKE_PERF_NOW_S") + textwrap.dedent(code), **state)
 
     def run(self, code: str, **state: float) -> Any:
         write_state(self._state, state)
