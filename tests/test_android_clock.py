@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.android.device_clock import fit_clock, steady_stamps
+from devices.android.device_clock import WALL_RESOLUTION_S, fit_clock, steady_stamps
 from devices.base import TransientDeviceError
 
 Burst = list[tuple[float, float, float]]
@@ -83,7 +83,7 @@ def test_a_wall_clock_that_was_set_is_not_gone_by() -> None:
     uptime_s = np.floor((at_s + 5000.0) * 100) / 100
     wall_s = at_s + OFFSET_S
     stamps = steady_stamps(wall_s, uptime_s)
-    assert (stamps.source, stamps.resolution_s) == ("wall clock", 0.0)
+    assert (stamps.source, stamps.resolution_s) == ("wall clock", WALL_RESOLUTION_S)
     assert stamps.times_s is wall_s
     held_up = wall_s.copy()
     held_up[[50, 51, 120]] += 0.2  # between the readings of the two clocks, on a busy phone
@@ -108,6 +108,16 @@ def test_a_coarse_clock_widens_the_bound_and_does_not_contradict_itself() -> Non
         coarse = [(sent, np.floor(device * 100) / 100 + 0.005, back) for sent, device, back in trips]
         fit = fit_clock([coarse], resolution_s=0.01)
         assert abs(float(fit.offset_s[0]) - 5.0) <= fit.uncertainty_s <= 0.006
+
+
+def test_microseconds_of_a_wall_clock_do_not_contradict_themselves_either() -> None:
+    """Trips of no time at all: what EPOCHREALTIME cuts off, and what a double keeps of it, is no step of the clock."""
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        trips = burst(rng, rng.uniform(0.0, 1e5), OFFSET_S, jitter_s=0.0, base_s=1e-4)
+        cut = [(device - OFFSET_S, np.floor(device * 1e6) / 1e6, device - OFFSET_S) for _, device, _ in trips]
+        fit = fit_clock([cut], steady_stamps(np.array([device for _, device, _ in cut]), np.full(12, 1.0)).resolution_s)
+        assert abs(float(fit.offset_s[0]) - OFFSET_S) <= fit.uncertainty_s < 5e-6
 
 
 @pytest.mark.parametrize("bursts", [[], [[]], [[], [(1.0, float("nan"), 1.1)]]])

@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 
 UPTIME_RESOLUTION_S = 0.01
 """/proc/uptime is cut to hundredths."""
+WALL_RESOLUTION_S = 3e-6
+"""EPOCHREALTIME is cut to microseconds; seconds since 1970 are held in steps of 0.24 us."""
 STEP_S = 0.03
 """The wall clock against the uptime: more than the latter's resolution can explain."""
 _STEP_SAMPLES = 5
@@ -79,7 +81,7 @@ def steady_stamps(wall_s: Array, uptime_s: Array) -> Stamps:
         step_s = float(np.ptp(np.median(np.lib.stride_tricks.sliding_window_view(ahead_s, _STEP_SAMPLES), axis=1)))
         if step_s > STEP_S:
             return Stamps(uptime, UPTIME_RESOLUTION_S, f"uptime (its wall clock was set by {step_s:.3g} s meanwhile)")
-    return Stamps(wall_s, 0.0, "wall clock")
+    return Stamps(wall_s, WALL_RESOLUTION_S, "wall clock")
 
 
 def fit_clock(bursts: Sequence[Sequence[tuple[float, float, float]]], resolution_s: float = 0.0) -> ClockMap:
