@@ -98,8 +98,6 @@ def main(plan_path: Path, arguments: Sequence[str]) -> int:
     if plan["refusal"]:
         sys.stderr.write(plan["refusal"] + "\n")
         return 1
-    sys.stderr.write("perfetto_cmd.cc:1170 Connected to the Perfetto traced service, starting tracing\n")
-    sys.stderr.flush()
     poll_ms = max(MIN_POLL_MS, int(re.findall(r"battery_poll_ms: (\d+)", config)[0]))
     limit_s = int(re.findall(r"duration_ms: (\d+)", config)[0]) / 1e3
     wants_rails, wants_battery = "collect_power_rails: true" in config, "BATTERY_COUNTER_CURRENT" in config
@@ -121,8 +119,11 @@ def main(plan_path: Path, arguments: Sequence[str]) -> int:
         """However late this program comes: what is read is what was to be read when it was due."""
         ticks.append(_look(plan, due_s(), boot_ns + round(1e9 * (due_s() - begun_s))))
 
-    signal.signal(signal.SIGTERM, _told)
     try:
+        # Before it says that it traces: who reads that may end it at once.
+        signal.signal(signal.SIGTERM, _told)
+        sys.stderr.write("perfetto_cmd.cc:1170 Connected to the Perfetto traced service, starting tracing\n")
+        sys.stderr.flush()
         while due_s() < ends_s:
             time.sleep(max(0.0, due_s() - time.monotonic()))
             look()
