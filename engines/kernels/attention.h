@@ -75,9 +75,9 @@ inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const E
   for (int64_t b = begin; b < end; b++)
     for (int i = 0; i < 8; i++) {
       const E* one = value + blocks.place(b, i) * dim;
-      const float share = share_S[b * 8 + i];
+      const F share = F{} + share_S[b * 8 + i];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; v++) sums[v] += share * floats<F>(one + kEach * v);
+      for (int v = 0; v < V; v++) sums[v] = add_product(sums[v], share, floats<F>(one + kEach * v));
     }
 #pragma GCC unroll 8
   for (int v = 0; v < V; v++) store(out + kEach * v, sums[v]);
@@ -113,7 +113,7 @@ inline void attend_kept(const OneQuery& one, int64_t kv_head) {
       for (int64_t d = 0; d < dim; d += 8) {
         const f8 of_query = load<f8>(query + g * dim + d);
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) sums[i] += of_query * floats<f8>(eight[i] + d);
+        for (int i = 0; i < 8; i++) sums[i] = add_product(sums[i], of_query, floats<f8>(eight[i] + d));
       }
       store(score_GS + (g * blocks.n + b) * 8, a.scale * sums_across(sums));
     }
