@@ -195,14 +195,10 @@ class Peers:
 
     def theirs(self, raw: Raw) -> tuple[torch.Tensor, Path] | None:
         """transformers' logits, and a folder with the weights that they came from; None where it takes no such file."""
-        import transformers
-
         try:
-            config = config_class(self._case)(**copy.deepcopy(raw))
-            config._attn_implementation = "eager" if self._case.eager else "sdpa"
-            model = getattr(transformers, self._case.family + "ForCausalLM")(config).eval()
+            model = self._their_model(raw)
             shapes = (
-                config.tie_word_embeddings,
+                model.config.tie_word_embeddings,
                 *((name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()),
             )
             if shapes not in self._weights:
@@ -213,14 +209,32 @@ class Peers:
                 self._weights[shapes] = folder, model.state_dict()
             folder, state = self._weights[shapes]
             model.load_state_dict(state)
-            with torch.inference_mode():
-                out = model(self.tokens[None])
-            # A tuple where the config says so.
-            parts = [out.logits] if hasattr(out, "logits") else out
-            logits: torch.Tensor = next(part[0] for part in parts if isinstance(part, torch.Tensor) and part.ndim == 3)
+            logits = self._their_logits(model)
         except Exception:  # noqa: BLE001 - whatever it raises, it has no logits to compare with
             return None
         return logits, folder
+
+    def in_doubles(self, raw: Raw, folder: Path) -> torch.Tensor:
+        """transformers' logits with the weights of this folder, in float64: what rounding is held against."""
+        model = self._their_model(raw, experts="eager")  # the others take no doubles
+        model.load_state_dict(next(state for where, state in self._weights.values() if where == folder))
+        return self._their_logits(model.double())
+
+    def _their_model(self, raw: Raw, experts: str | None = None) -> Any:
+        import transformers
+
+        config = config_class(self._case)(**copy.deepcopy(raw))
+        config._attn_implementation = "eager" if self._case.eager else "sdpa"
+        if experts is not None:
+            config._experts_implementation = experts
+        return getattr(transformers, self._case.family + "ForCausalLM")(config).eval()
+
+    def _their_logits(self, model: Any) -> torch.Tensor:
+        with torch.inference_mode():
+            out = model(self.tokens[None])
+        # A tuple where the config says so.
+        parts = [out.logits] if hasattr(out, "logits") else out
+        return next(part[0] for part in parts if isinstance(part, torch.Tensor) and part.ndim == 3)
 
     def ours(self, raw: Raw, folder: Path) -> torch.Tensor:
         """Raises `EngineError`."""

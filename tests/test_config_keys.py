@@ -25,8 +25,6 @@ from tests.config_mutations import (
     values_by_key,
 )
 
-SHALLOW = 8
-"""Layers whose rounding 1e-4 holds."""
 ONE_OF_EACH = {case.family: case for case in BASES.values()}
 NOT_OF_THE_CLASS = {
     # Read by the model, or by its loading, and no field of the class; None of a key is the same as none.
@@ -85,10 +83,12 @@ def assert_same_logits(peers: Peers, raw: dict[str, Any], told: str) -> bool:
     if theirs is None:
         return False
     expected, folder = theirs
-    scale = max(1.0, float(expected.std()))
-    # Each layer rounds anew. A file without a number of layers has the class's: 30 came to 1.04e-4 on a Zen 3.
-    depth = max(1.0, peers.parsed(raw).n_layers / SHALLOW)
-    assert (peers.ours(raw, folder) - expected).abs().max() < 1e-4 * scale * depth, told
+    bound, ours = 1e-4 * max(1.0, float(expected.std())), peers.ours(raw, folder)
+    if (ours - expected).abs().max() >= bound:
+        # A deep model of random weights may magnify rounding: transformers' own logits stray from what doubles give by
+        # 0.75e-4 in one of 32 layers, on a Zen 3. Doubles decide, by the same bound.
+        expected = peers.in_doubles(raw, folder)
+    assert (ours - expected).abs().max() < bound, told
     return True
 
 
