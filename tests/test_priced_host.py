@@ -4,11 +4,8 @@ copies from a file. Expected values are worked out by hand from the sheet's roun
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -18,38 +15,18 @@ from devices.models.operation import Operation, operation_seconds
 from devices.models.sheet import Sheet, parse_sheet
 from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall
-from engines.curves.pieces import most_few_flops
 from engines.dispatch import FILE, DispatchPlan, Exchange, Transfer, Transfers
 from engines.kernels import native
-from engines.model.quantised import Form, bits_of_value
-from engines.pricing.model_shape import WeightBits
 from engines.pricing.priced_step import PricedStep
 from engines.pricing.schedule import operations
 from engines.pricing.shapes import ModelShape
 from engines.pricing.travels import Travels
 from engines.techniques.context import ChunkPhase
-from tests.toy_sheet import figure
+from tests.toy_sheet import figure, host, plan_of_rows
 
 SHAPE = ModelShape("toy", 2, 8, 2, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)
 WEIGHT_BYTES = 3 * 8 * 16 * 4
 KERNELS = Path(native.__file__).parent
-
-
-def host(more: str = "", few: str = "", kernels: str = "") -> Sheet:
-    return parse_sheet(
-        f"""
-name = "host"
-description = "round numbers"
-source = "hand"
-{more}
-[units.cpu.kernels]
-expert_ffn = {{ s_per_flop = {figure(1.0)}{few} }}
-attention = {{ s_per_flop = {figure(1.0)} }}
-norm = {{ s_per_moved_byte = {figure(1.0)} }}
-{kernels}
-""",
-        "host",
-    )
 
 
 def plan_of(kind: CallKind, transfers: Transfers | None = None, experts: tuple[int, ...] = (0,)) -> DispatchPlan:
@@ -59,17 +36,6 @@ def plan_of(kind: CallKind, transfers: Transfers | None = None, experts: tuple[i
     n = len(experts)
     plan = DispatchPlan(n, torch.arange(n), torch.ones(n), calls, n, 0)
     return plan if transfers is None else DispatchPlan(n, plan.token_R, plan.weight_R, calls, n, 0, transfers)
-
-
-def plan_of_rows(*rows: int) -> DispatchPlan:
-    """A call of each expert, with so many rows."""
-    import torch
-
-    starts = [sum(rows[:i]) for i in range(len(rows))]
-    calls = Calls.of(
-        ExpertCall((e,), (n,), (n,), first, CallKind()) for e, (n, first) in enumerate(zip(rows, starts, strict=True))
-    )
-    return DispatchPlan(sum(rows), torch.arange(sum(rows)), torch.ones(sum(rows)), calls, sum(rows), 0)
 
 
 def test_few_rows_have_a_line_of_their_own() -> None:
@@ -321,74 +287,6 @@ bytes_per_s = {figure(WEIGHT_BYTES / 100)}
     timeline = Timeline(sheet)
     timeline.run(operations(PricedStep(2, 2), [plan], shape, "cpu", None, Travels(sheet)))
     assert timeline.now_s() == pytest.approx(seconds)
-
-
-def computed_rows(sheet: Sheet, *rows: int, bytes_per_value: float = 4) -> list[float]:
-    """Of each expert, by its FLOP: three matrices of 8 x 16, two FLOP a value."""
-    bits = WeightBits(*(8 * bytes_per_value for _ in WeightBits._fields))
-    shape = ModelShape("toy", 1, 8, 2, 1, 4, 0, 4, 1, 16, 32, 4, bits=bits)
-    found = operations(PricedStep(sum(rows), sum(rows)), [plan_of_rows(*rows)], shape, "cpu", None, Travels(sheet))
-    return [one.flops / (2 * 3 * 8 * 16) for one in found if one.kernel == "expert_ffn"]
-
-
-def in_tiles(most_few: float, tile: int) -> Sheet:
-    """most_few: FLOP for a weight byte up to which rows are few."""
-    sheet = host(few=f", few_rows = {{ most_flops_per_weight_byte = {most_few!r}, s_per_flop = {figure(1.0)} }}")
-    unit = sheet.units["cpu"].model_copy(update={"row_tile": SheetFigure(value=tile, kind="assumed", origin="test")})
-    return sheet.model_copy(update={"units": {"cpu": unit}})
-
-
-def test_rows_fill_tiles_unless_they_are_few_or_those_of_a_layer_in_the_mean() -> None:
-    """Tiles of 8, and up to 4 rows are few: 9 rows take 16, but none of a layer with 4 in the mean."""
-    sheet = in_tiles(2.25, 8)
-    assert computed_rows(sheet, 3, 9) == [3, 16]
-    assert computed_rows(sheet, 3, 4) == [3, 4]
-    assert computed_rows(sheet, 9, 1, 2) == [9, 1, 2]
-    assert computed_rows(sheet, 9, 1, 3) == [16, 1, 3]
-    assert computed_rows(sheet, 9, 1, 5) == [16, 1, 8]
-    assert computed_rows(sheet, 8, 16, 1) == [8, 16, 1]
-
-
-def limit_of_the_kernels(name: str) -> int:
-    """As `kernels/*.h` have it."""
-    texts = (path.read_text(encoding="utf-8") for path in KERNELS.glob("*.h"))
-    (value,) = {match for text in texts for match in re.findall(rf"constexpr int\w* {name} = (\d+);", text)}
-    return int(value)
-
-
-def by_the_kernels(rows: Sequence[int], tile: int) -> list[int]:
-    """What `compute_experts` makes of a layer: all calls by the kernels of few rows, or those of few rows alone."""
-    if sum(rows) <= limit_of_the_kernels("kMeanNarrowRows") * len(rows):
-        return list(rows)
-    few = limit_of_the_kernels("kMaxTokens")
-    return [n if n <= few else -(-n // tile) * tile for n in rows]
-
-
-@pytest.mark.parametrize("form", get_args(Form))
-@pytest.mark.parametrize(
-    "rows",
-    [(8, 8), (8, 9), (9, 9), (7, 9), (1, 15), (1, 16), (29, 1, 1, 1), (30, 1, 1, 1), (8, 17, 1), (1, 8, 9, 100)],
-)
-def test_a_fitted_sheet_of_any_form_computes_the_rows_that_the_kernels_do(form: Form, rows: tuple[int, ...]) -> None:
-    """As many rows are few in each form, though its sheet has them in FLOP for a byte, and models of other widths have
-    other shares of scales."""
-    sheet = in_tiles(most_few_flops("expert_ffn", bits_of_value(form, 1024) / 8), 16)
-    n_bytes = bits_of_value(form, 512) / 8
-    assert computed_rows(sheet, *rows, bytes_per_value=n_bytes) == by_the_kernels(rows, 16)
-    price = sheet.units["cpu"].kernels["expert_ffn"]
-    for n in by_the_kernels(rows, 16):
-        own = price.line(3 * 8 * 16 * n_bytes, 2 * n * 3 * 8 * 16)
-        assert (own is price.few_rows) == (n <= limit_of_the_kernels("kMaxTokens"))
-
-
-@pytest.mark.parametrize("rows", ["0", "2.5", "1e9"])
-def test_a_tile_has_a_whole_number_of_rows(rows: str) -> None:
-    with pytest.raises(DeviceError, match="must be"):
-        parse_sheet(
-            'name = "host"\ndescription = "x"\nsource = "x"\n[units.cpu]\n'
-            f'row_tile = {{ value = {rows}, kind = "stated", origin = "x" }}',
-            "host",
-        )
 
 
 def test_a_layer_that_fetches_takes_the_engine_longer() -> None:

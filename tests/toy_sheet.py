@@ -1,12 +1,43 @@
-"""A hardware sheet with round numbers, so that prices can be worked out by hand."""
+"""Hardware sheets with round numbers, and a plan, so that prices can be worked out by hand."""
 
 from __future__ import annotations
 
 from devices.models.sheet import Sheet, parse_sheet
+from engines.calls import CallKind, Calls, ExpertCall
+from engines.dispatch import DispatchPlan
 
 
 def figure(value: float) -> str:
     return f'{{ value = {value!r}, kind = "assumed", origin = "test" }}'
+
+
+def host(more: str = "", few: str = "", kernels: str = "") -> Sheet:
+    """A CPU alone. more: tables; few: of expert_ffn's line; kernels: beside it."""
+    return parse_sheet(
+        f"""
+name = "host"
+description = "round numbers"
+source = "hand"
+{more}
+[units.cpu.kernels]
+expert_ffn = {{ s_per_flop = {figure(1.0)}{few} }}
+attention = {{ s_per_flop = {figure(1.0)} }}
+norm = {{ s_per_moved_byte = {figure(1.0)} }}
+{kernels}
+""",
+        "host",
+    )
+
+
+def plan_of_rows(*rows: int) -> DispatchPlan:
+    """A call of each expert, with so many rows."""
+    import torch
+
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    calls = Calls.of(
+        ExpertCall((e,), (n,), (n,), first, CallKind()) for e, (n, first) in enumerate(zip(rows, starts, strict=True))
+    )
+    return DispatchPlan(sum(rows), torch.arange(sum(rows)), torch.ones(sum(rows)), calls, sum(rows), 0)
 
 
 TOY_TOML = f"""
