@@ -30,8 +30,8 @@ def notes_of(anchor: str | None, judged: Sequence[Judged]) -> Iterator[str]:
         yield f"No verdict of {', '.join(own)} is of {words}."
     remarks = list(dict.fromkeys(line for one in judged for line in one.remarks))
     yield from remarks[:MOST_TOLD]
-    if len(remarks) > MOST_TOLD:
-        yield f"{len(remarks) - MOST_TOLD} more runs are half ones or lost trials: --json and --csv name them."
+    if (n_more := len(remarks) - MOST_TOLD) > 0:
+        yield f"Half runs, or runs that lost trials, beside these: {n_more}; --json and --csv name them."
     if any(one.figure.method == "modelled" for one in judged):
         yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
     yield (
