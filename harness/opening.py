@@ -70,7 +70,7 @@ def new_info(
         environments=dict(environments),
         self_tests=dict(self_tests),
         inputs=inputs,
-        left_out=plan.left_out,
+        left_out=plan.not_run,
         own_sheets=own_sheets(plan, inputs),
         only_for=dict(sheet_purposes(plan)),
     )

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness import sweep
-from harness.combinations import devices_problems
+from harness.combinations import AS_PLANNED, devices_problems
 from harness.core_sets import too_many_threads
 from harness.device_problems import device_problems, same_name_problems, sheet_problems
 from harness.device_specs import with_sheet_path
@@ -74,13 +74,18 @@ class Plan:
     protocol: TrialProtocol
     cells: tuple[CellPlan, ...]
     skipped: tuple[str, ...]
-    """Combinations that make no sense (a unit that a sheet does not have, ...), for the dry run."""
+    """Combinations that make no cell (a unit that a sheet does not have, ...), with the reason."""
     left_out: tuple[str, ...] = ()
     """Cells that make sense and have nothing to ask of their model, and why: prompts longer than its context, ..."""
     warnings: tuple[str, ...] = ()
     """What runs and is hardly what was meant: blocks that a chunk leaves mostly empty, more threads than cores."""
     tuned_for: tuple[TunedFor, ...] = ()
     """Of phones, which are compared when they are opened: what the tuned profiles that were taken hold for."""
+
+    @property
+    def not_run(self) -> tuple[str, ...]:
+        """What of its arms and workloads makes no cell, and why; not where the plan itself puts an arm elsewhere."""
+        return (*(note for note in self.skipped if not note.endswith(AS_PLANNED)), *self.left_out)
 
     @property
     def plan_hash(self) -> str:

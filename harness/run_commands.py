@@ -203,12 +203,11 @@ def _is_measured(plan: Plan) -> bool:
 
 def notes_on(plan: Plan) -> Iterator[str]:
     """What is hardly meant, what of the plan is not run, and sheets that do not stand for their machine."""
-    from harness.combinations import AS_PLANNED
     from harness.sheets import sheet_purposes
     from results.rederivation import purpose_words
 
     yield from plan.warnings
-    yield from (f"left out: {note}" for note in (*plan.skipped, *plan.left_out) if not note.endswith(AS_PLANNED))
+    yield from (f"left out: {note}" for note in plan.not_run)
     yield from itertools.starmap(purpose_words, sheet_purposes(plan))
 
 

@@ -64,7 +64,8 @@ class RunInfo(Record):
     inputs: tuple[Input, ...] = ()
     """Weights, sheets, recordings, data files, thread settings. Empty in runs from before they were kept."""
     left_out: tuple[str, ...] = ()
-    """Cells of the matrix that were not run, and why: prompts longer than the model's context, ..."""
+    """Cells of the matrix that were not run, and why: prompts longer than the model's context, an arm whose arithmetic
+    the processor does not have, ..."""
     own_sheets: dict[str, OwnSheet] = Field(default_factory=dict)
     """By modelled device whose sheet is no part of joulebench."""
     only_for: dict[str, str] = Field(default_factory=dict)

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from harness.fleet.messages import Answer, Description, MessageError, PlanSent, Task, packed, sealed, unpacked
 from harness.fleet.state import read_state
+from harness.fleet.worker_side import OwnRun, RefusedError
 from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench, names_of_modules
 from tests.eventually import PATIENCE_S, eventually
 from tests.free_ports import free_port
-from tests.plans import FAST, HOST, M2_ULTRA, Raw, raw_plan, two_device_plan, write_plan
+from tests.plans import DROPLESS, FAST, HOST, M2_ULTRA, Raw, raw_plan, two_device_plan, write_plan
 from tests.run_builders import power_trace, trial
 
 pytestmark = pytest.mark.waits
@@ -154,6 +155,19 @@ def test_messages_come_back_with_their_traces() -> None:
     assert back == answer
     [[own]] = traces.values()
     assert (own.meter, own.values.tolist()) == ("rapl", TRACES["window"][0].values.tolist())
+
+
+def test_a_worker_whose_processor_leaves_an_arm_out_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It told to give it the same models and data, which it had."""
+    rounding = DROPLESS | {"name": "by bf16", "quantise": {"experts": "bf16", "arithmetic": "bf16"}}
+    sent = PLAN.model_copy(update={"raw": raw_plan(engine=[DROPLESS, rounding]), "max_cells": 10})
+    monkeypatch.setattr("engines.kernels.compile.has", lambda what: False)
+    monkeypatch.setattr("engines.kernels.tables.why_not_bf16", lambda: "this processor lacks it")
+    with pytest.raises(RefusedError) as refused:
+        OwnRun(sent, "host")
+    (told,) = refused.value.reasons
+    assert "other cells here" in told
+    assert "left out here: host: by bf16: this processor lacks AVX-512 BF16" in told
 
 
 DESCRIPTION = Description(process_id="p", host="h").model_dump_json().encode()

@@ -91,6 +91,21 @@ def test_lengths_that_a_model_cannot_hold_are_left_out_and_told(tmp_path: Path) 
         assert store.info().left_out == (reason,)
 
 
+def test_an_arm_that_goes_onto_no_device_is_told_in_the_report(tmp_path: Path) -> None:
+    """The terminal said so, and nothing that was kept: who read the page later missed an arm of the plan."""
+    arms = [DROPLESS | HERE, NPUMOE | {"quantise": {"cache": "fp16"}}]
+    raw = raw_plan(engine=arms, workload=[FIXED | {"limit": 1}], device=[HOST, M2_ULTRA])
+    done = joulebench("run", str(write_plan(tmp_path / "plan.toml", raw)), "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.stderr
+    reason = (
+        "model:m2-ultra: npumoe: a modelled device prices arithmetic of two bytes a value, so quantise.cache is for the"
+        " host"
+    )
+    assert f"left out: {reason}." in (tmp_path / "run" / "report.html").read_text("utf-8")
+    with Store.view(tmp_path / "run") as store:
+        assert store.info().left_out == (reason,)  # and not that dropless is put onto the host alone
+
+
 @pytest.mark.parametrize(
     ("too_long", "expected"),
     [

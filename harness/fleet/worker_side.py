@@ -141,10 +141,12 @@ class OwnRun:
             raise RefusedError((str(error),)) from error
         if whole.plan_hash != sent.plan_hash:
             self._parts.close()
+            here = f" (left out here: {'; '.join(whole.not_run)})" if whole.not_run else ""
             raise RefusedError(
                 (
                     f"the plan makes other cells here (hash {whole.plan_hash}) than at the coordinator"
-                    f" ({sent.plan_hash}); give both the same models, data and profiles",
+                    f" ({sent.plan_hash}){here}; give both the same models, data and profiles; an arm by bf16"
+                    " needs AVX-512 BF16 on both",
                 )
             )
         self._locked = ExitStack()
