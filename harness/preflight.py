@@ -69,6 +69,7 @@ from harness.technique_problems import (
 from harness.unheeded import (
     unheeded_attention,
     unheeded_decoding,
+    unheeded_forms,
     unheeded_of_engine,
     unheeded_of_protocol,
     warmup_warnings,
@@ -118,6 +119,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += rank_problems(engine, devices)
         crowded = [rank_warning(engine), crowded_warning(engine, devices)] if computed else []
         warnings += [*crowded, untried_warning(engine, devices), unheeded_decoding(engine, devices)]
+        warnings.append(unheeded_forms(engine, computed))
     if run_parts.meeting is not None:
         problems += launch_problems(engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}

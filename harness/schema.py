@@ -46,11 +46,19 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 
+def _keys_elsewhere() -> dict[str, str]:
+    """Keys that an engine of ours has not, and where they belong: to engines of others, or into its `quantise`."""
+    found = keys_of_others()
+    found["weights"] += "; of joulebench's own, quantise has them by component"
+    example = 'quantise = { experts = "int8", arithmetic = "int8" }'
+    return found | dict.fromkeys(Quantisation.model_fields, f"is a key of quantise: write it there, as in {example}")
+
+
 class EngineSpec(Record):
-    """One arm: the reference engine with a technique. misplaced: keys of engines that are not ours."""
+    """One arm: the reference engine with a technique. misplaced: keys that it has not, and where they belong."""
 
     tag: ClassVar[str] = "reference"
-    misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(keys_of_others())
+    misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(_keys_elsewhere())
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
     technique: TechniqueSpec

@@ -251,5 +251,5 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         return "/".join(map(_short, value))
     if isinstance(value, dict):
-        return " ".join(_short(v) if k == "name" else f"{k}={_short(v)}" for k, v in value.items())
+        return " ".join(_short(v) if k == "name" else f"{k}={_short(v)}" for k, v in value.items()) or "{}"
     return str(value)

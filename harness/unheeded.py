@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engines.model.checkpoints import CheckpointFacts
-from engines.model.quantised import plain_form
+from engines.model.quantised import ROUNDED_FORMS, plain_form
 from engines.model.rope_config import LongScaling
 from engines.techniques.idle import changed
 from engines.techniques.parameters import Composed
@@ -65,6 +65,21 @@ def unheeded_of_engine(engine: Part[EngineSpec], facts: CheckpointFacts) -> str 
     if engine.spec.long_rope == "at_once" or isinstance(facts.config.rope.scaling, LongScaling):
         return None
     return f"engine {engine.label}: long_rope changes nothing: {facts.source} has no LongRoPE; remove it"
+
+
+def unheeded_forms(engine: Part[EngineSpec], models: Sequence[ModelSpec]) -> str | None:
+    """Of components of an arm whose weights every model of the plan holds so anyway; a sweep may name them."""
+    quantise, swept = engine.spec.quantise, swept_values(engine.suffix)
+    plain = {plain_form(model.dtype) for model in models}
+    # bf16 arithmetic asks for a component that says bf16.
+    needed = ROUNDED_FORMS.get(quantise.arithmetic, ())
+    idle = [key for key, form in quantise.asked.items() if plain == {form} and form not in needed]
+    if not idle or not swept.keys().isdisjoint({*idle, "quantise"}):
+        return None
+    named = " and ".join(f'quantise.{key} = "{quantise.asked[key]}"' for key in idle)
+    changes, them = ("changes", "it") if len(idle) == 1 else ("change", "them")
+    held = f'model.dtype = "{models[0].dtype}" holds all weights so'
+    return f"engine {engine.label}: {named} {changes} nothing: {held}; remove {them}"
 
 
 def unheeded_attention(engine: Part[EngineSpec], model: ModelSpec) -> str | None:

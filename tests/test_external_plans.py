@@ -50,8 +50,12 @@ def cell_of(raw: dict[str, Any]) -> Any:
         (LLAMA | {"weihgts": "f32"}, "engine[0].weihgts: unknown key, found 'f32'; did you mean weights?"),
         (
             DROPLESS | {"weights": "f16"},
-            'engine[0].weights: is of engines that are not ours (llama.cpp, coreml): give runs = "',
+            'engine[0].weights: is of engines that are not ours (llama.cpp, coreml): give runs = "llama.cpp", or remove'
+            " the line; of joulebench's own, quantise has them by component",
         ),
+        (DROPLESS | {"arithmetic": "int8"}, "engine[0].arithmetic: is a key of quantise: write it there"),
+        (DROPLESS | {"cache": "fp16"}, "engine[0].cache: is a key of quantise: write it there"),
+        (DROPLESS | {"experts": "int8"}, "engine[0].experts: is a key of quantise: write it there"),
         (LLAMA | {"threads": 3, "cores": "0-1"}, 'engine[0].threads: 3 for prefill on cores "0-1"'),
     ],
 )

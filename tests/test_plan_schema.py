@@ -80,7 +80,7 @@ def test_plans_that_come_with_joulebench_are_valid(path: Path) -> None:
     assert load_plan(path).cells
 
 
-KEY_LINE = re.compile(r"^(# )?(\w+) = (.*?) +# \S.*$")
+KEY_LINE = re.compile(r"^(# )?([\w.]+) = (.*?) +# \S.*$")
 
 
 def explained_keys(path: Path) -> dict[str, dict[str, Any]]:
@@ -92,10 +92,12 @@ def explained_keys(path: Path) -> dict[str, dict[str, Any]]:
             section = header[1]
         elif line.startswith("# [sweep]"):
             break
-        elif line and (not line.startswith("# ") or re.match(r"# \w+ = ", line)):
+        elif line and (not line.startswith("# ") or re.match(r"# [\w.]+ = ", line)):
             key = KEY_LINE.match(line)
             assert key, f"no explanation: {line}"
-            found.setdefault(section, {})[key[2]] = tomllib.loads(f"{key[2]} = {key[3]}")[key[2]]
+            table, _, name = key[2].rpartition(".")
+            of_section = found.setdefault(section, {})
+            (of_section.setdefault(table, {}) if table else of_section)[name] = tomllib.loads(f"v = {key[3]}")["v"]
     return found
 
 
@@ -107,6 +109,7 @@ def test_the_first_plan_explains_every_key_that_there_is() -> None:
         ("protocol", TrialProtocol),
     ):
         assert set(explained[section]) == set(record.model_fields)
+    assert set(explained["engine"]["quantise"]) == set(Quantisation.model_fields)
     assert set(explained["device"]) == {key for kind in DEVICE_KINDS for key in kind.model_fields}
     assert {*explained[""], *(s for s in explained if s), "sweep", "table"} == set(schema()["properties"])
     assert explained["protocol"]["stop"] == StopSpec().model_dump()
@@ -123,15 +126,14 @@ def test_the_ends_of_the_first_plan_are_as_they_would_be_written() -> None:
 
 def test_the_first_plan_tells_defaults_as_they_are() -> None:
     text, _, _ = FIRST.read_text(encoding="utf-8").partition("# [sweep]")
-    commented = re.findall(r"^# (\w+) = (.*?) +# ", text, re.MULTILINE)
-    defaults = {
-        n: f.default for r in (ModelSpec, EngineSpec, *DEVICE_KINDS, TrialProtocol) for n, f in r.model_fields.items()
-    }
+    commented = re.findall(r"^# (?:quantise\.)?(\w+) = (.*?) +# ", text, re.MULTILINE)
+    records = (ModelSpec, EngineSpec, Quantisation, *DEVICE_KINDS, TrialProtocol)
+    defaults = {n: f.default for r in records for n, f in r.model_fields.items()}
     told = {key: tomllib.loads(f"v = {value}")["v"] for key, value in commented}
     # What has no default, or one that nobody would write, shows an example.
     examples = {
         "baseline", "devices", "profile", "threads", "cores", "ranks", "expert_memory", "copy_bytes_per_s", "decoding",
-        "label", "cross_check", "recording", "app", "priced_as", "sheet", "stop",
+        "label", "cross_check", "recording", "app", "priced_as", "sheet", "stop", "dense", "attention_arithmetic",
     }  # fmt: skip
     assert {k: v for k, v in told.items() if k not in examples} == {
         k: list(defaults[k]) if k == "meters" else defaults[k] for k in told if k not in examples

@@ -16,10 +16,10 @@ from harness.plan import draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from harness.schema import PROTOCOL
-from harness.unheeded import unheeded_attention, unheeded_of_protocol
+from harness.unheeded import unheeded_attention, unheeded_forms, unheeded_of_protocol
 from results.records import Request
 from tests.fakes.families import CASES, write_family
-from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, raw_plan
+from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, MODEL, raw_plan
 
 
 def warnings_of(**changes: Any) -> list[str]:
@@ -131,6 +131,45 @@ def test_arithmetic_that_attention_has_without_it_is_told(quantise: dict[str, An
     assert told is None or told.startswith(
         f'engine dropless: quantise.attention_arithmetic = "{asked}" changes nothing'
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantise", "told"),
+    [
+        ("bfloat16", {"experts": "bf16", "head": "int8"}, 'quantise.experts = "bf16" changes nothing'),
+        ("float16", {"head": "fp16"}, 'quantise.head = "fp16" changes nothing'),
+        (
+            "float32",
+            {"experts": "fp32", "head": "fp32", "cache": "fp16"},
+            'quantise.experts = "fp32" and quantise.head = "fp32" change nothing',
+        ),
+        ("float32", {"experts": "bf16"}, None),
+        ("bfloat16", {"experts": "fp32"}, None),
+        ("bfloat16", {"head": "bf16", "arithmetic": "bf16"}, None),
+    ],
+)
+def test_weights_that_the_model_holds_so_anyway_are_told(
+    dtype: str, quantise: dict[str, Any], told: str | None
+) -> None:
+    """An arm "bf16" of a model in bfloat16 was a second arm with the weights of the first."""
+    draft = draft_plan(raw_plan(model={"source": MODEL, "dtype": dtype}, engine=[DROPLESS | {"quantise": quantise}]))
+    (engine,) = own_engines(draft.named.engines)
+    models = [model.spec for model in draft.named.models if isinstance(model.spec, ModelSpec)]
+    found = unheeded_forms(engine, models)
+    assert (found is None) == (told is None)
+    assert found is None or found.startswith(f"engine dropless: {told}: model.dtype = ")
+
+
+def test_weights_that_one_model_of_a_sweep_does_not_hold_so_are_not_told() -> None:
+    """Nor those that a sweep goes through: one of its values is what there is without it."""
+    told = 'quantise.head = "fp32" changes nothing'
+    arms = [DROPLESS | {"quantise": {"head": "fp32"}}]
+    assert told in "".join(warnings_of(engine=arms))
+    assert told not in "".join(warnings_of(engine=arms, sweep={"model.dtype": ["float32", "bfloat16"]}))
+    swept = {"engine.quantise.head": ["fp32", "int8"]}
+    assert told not in "".join(warnings_of(engine=[DROPLESS], sweep=swept))
+    swept = {"engine.quantise": [{"head": "fp32"}, {"head": "int8"}]}
+    assert told not in "".join(warnings_of(engine=[DROPLESS], sweep=swept))
 
 
 def test_arithmetic_that_a_sweep_names_is_not_told() -> None:
