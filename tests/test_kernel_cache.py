@@ -153,7 +153,10 @@ def test_folder_that_cannot_be_used_costs_a_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "joulebench").write_text("a file where a folder should be")
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(library, "NOTICED_S", 0.0)
     assert load_anew().kernels is not None
+    assert "about ten seconds, in this process alone" in caplog.text
     (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
     assert line.startswith("the kernels are built anew for this process alone")
     assert "set XDG_CACHE_HOME to a folder that can" in line

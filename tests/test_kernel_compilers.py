@@ -53,19 +53,22 @@ def test_what_a_machine_without_compiler_is_told_to_lose_is_what_was_measured() 
     assert told == pytest.approx(factors(read_json(NAME)), rel=0.5)
 
 
+@pytest.mark.parametrize("stays", [True, False])
 def test_long_compilation_is_told_while_it_lasts_and_a_short_one_is_not(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    stays: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where nothing is kept it told that this was once, below the line that it is at each start."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(library, "NOTICED_S", 0.01)
-    with library.told_when_long(Compiler(("/usr/bin/c++",))):
+    with library.told_when_long(Compiler(("/usr/bin/c++",)), stays):
         assert eventually(lambda: caplog.records)
     (said,) = (record.message for record in caplog.records)
-    assert said == "compiling the kernels with /usr/bin/c++: about ten seconds, once for this machine and version"
+    how_often = "once for this machine and version" if stays else "in this process alone"
+    assert said == f"compiling the kernels with /usr/bin/c++: about ten seconds, {how_often}"
     caplog.clear()
     monkeypatch.setattr(library, "NOTICED_S", 3600.0)
     before = set(threading.enumerate())
-    with library.told_when_long(Compiler(("/usr/bin/c++",))):
+    with library.told_when_long(Compiler(("/usr/bin/c++",)), stays):
         (waiting,) = set(threading.enumerate()) - before
     waiting.join(60)
     assert not waiting.is_alive(), "nobody waits any more who would tell it later"

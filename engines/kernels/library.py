@@ -50,14 +50,15 @@ def loaded() -> Loaded:
             logger.warning("the kernels are built anew for this process alone, which takes seconds: %s", error)
         # A library may go from the disk once it is mapped.
         with ScratchFolder("kernels") as scratch:
-            return load_first(scratch)
+            return load_first(scratch, stays=False)
     except (CompileError, CacheError, OSError) as error:
         logger.warning("the engine runs on torch alone, %s: %s", TORCH_ALONE, error)
         return Loaded(None, reason=str(error))
 
 
-def load_first(folder: Path) -> Loaded:
+def load_first(folder: Path, stays: bool = True) -> Loaded:
     """The first library of a folder, found or built there, that loads; one that is there before one to be built.
+    stays: whether the next process finds the folder.
 
     What does not load is forgotten, and the next compiler is tried; with none left, what a compiler that is gone built
     serves. Raises `CompileError` where nothing loads, `CacheError`.
@@ -68,17 +69,19 @@ def load_first(folder: Path) -> Loaded:
         if found := _first_that_loads(find(folder, compiler), compiler, failures):
             return found
     for compiler in there:
-        if found := _first_that_loads(find(folder, compiler), compiler, failures) or _built(folder, compiler, failures):
+        if found := _first_that_loads(find(folder, compiler), compiler, failures) or _built(
+            folder, compiler, failures, stays
+        ):
             return found
     if found := _first_that_loads(find(folder), None, failures):
         return found
     raise CompileError("; ".join(failures) or "no C++ compiler found; install g++ (Debian: apt install g++)")
 
 
-def _built(folder: Path, compiler: Compiler, failures: list[str]) -> Loaded | None:
+def _built(folder: Path, compiler: Compiler, failures: list[str], stays: bool) -> Loaded | None:
     """None, and one failure more, where the compiler fails or what it wrote does not load."""
     try:
-        with told_when_long(compiler):
+        with told_when_long(compiler, stays):
             kept = add(folder, compiler)
     except CompileError as error:
         failures.append(str(error))
@@ -87,9 +90,10 @@ def _built(folder: Path, compiler: Compiler, failures: list[str]) -> Loaded | No
 
 
 @contextlib.contextmanager
-def told_when_long(compiler: Compiler) -> Iterator[None]:
-    """One line, once somebody must wonder what is going on."""
-    words = "compiling the kernels with %s: about ten seconds, once for this machine and version"
+def told_when_long(compiler: Compiler, stays: bool) -> Iterator[None]:
+    """One line, once somebody must wonder what is going on. stays: whether the next process finds what is built."""
+    how_often = "once for this machine and version" if stays else "in this process alone"
+    words = f"compiling the kernels with %s: about ten seconds, {how_often}"
     told = threading.Timer(NOTICED_S, logger.info, (words, compiler))
     told.daemon = True
     told.start()
