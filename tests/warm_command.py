@@ -107,6 +107,7 @@ def _serve(link: socket.socket) -> None:
     import harness
     from engines.coreml.toolkit import load_coremltools
     from engines.errors import EngineError
+    from results.report.html import template
 
     # The forked process has the default again; the server goes with its link.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -114,6 +115,7 @@ def _serve(link: socket.socket) -> None:
         importlib.import_module(module.name)
     for name in HEAVY:
         importlib.import_module(name)
+    template()
     threads = {Path(f"/proc/self/task/{number}/comm").read_text().strip() for number in os.listdir("/proc/self/task")}
     own = Path("/proc/self/comm").read_text().strip()
     assert threads <= {own, ARROWS_THREAD}, f"{threads}: threads do not come along into a forked process"

@@ -11,8 +11,9 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -52,6 +53,9 @@ from results.stop_reached import not_reached
 from results.trial_traces import lost_trace_notes, meter_notes
 from results.trials import Failure, Trial
 from results.units import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 METHOD_WORDS: dict[Method, str] = {
     "counter": "read from an energy counter of the hardware",
@@ -95,6 +99,12 @@ def write_html(run: RunData, path: Path, derived: RunFrames | None = None) -> No
 
 
 def html_text(run: RunData, derived: RunFrames | None = None) -> str:
+    return template().render(page_context(run, derived))
+
+
+@cache
+def template() -> Template:
+    """Compiled once in a process, which takes longer than to fill it."""
     from jinja2 import Environment as Templates
     from jinja2 import PackageLoader, StrictUndefined
 
@@ -106,7 +116,7 @@ def html_text(run: RunData, derived: RunFrames | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return templates.get_template("report.html.j2").render(page_context(run, derived))
+    return templates.get_template("report.html.j2")
 
 
 def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from results.printable import on_page
 from results.report.chart_library import chart_library
 from results.report.charts import CONFIG
 from results.report.files import replace_text
 from results.report.html import DRAW_CHARTS, SORT_TABLES, json_in_script, script_hash
+
+if TYPE_CHECKING:
+    from jinja2 import Environment as Templates
 
 
 def frame(title: str, charts: Sequence[tuple[str, dict[str, Any]]], own_style: str = "") -> dict[str, Any]:
@@ -37,10 +41,19 @@ def _scripts(has_charts: bool) -> Iterator[str]:
 def write_plain_pages(package: str, pages: Mapping[str, tuple[str, Mapping[str, Any]]], folder: Path) -> list[Path]:
     """Each appears whole or not at all. package: has the templates. pages: by file name, the template and what it
     shows. Raises `OSError`."""
-    from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
-    from jinja2 import Environment as Templates
+    templates = _templates(package)
+    texts = {name: templates.get_template(template).render(shown) for name, (template, shown) in pages.items()}
+    for name, text in texts.items():
+        replace_text(folder / name, text)
+    return [folder / name for name in texts]
 
-    templates = Templates(
+
+@cache
+def _templates(package: str) -> Templates:
+    """Each is compiled once in a process, which takes longer than to fill it."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    return Environment(
         loader=ChoiceLoader([PackageLoader(package, ""), PackageLoader("results", "report")]),
         autoescape=True,
         finalize=on_page,
@@ -48,7 +61,3 @@ def write_plain_pages(package: str, pages: Mapping[str, tuple[str, Mapping[str, 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = {name: templates.get_template(template).render(shown) for name, (template, shown) in pages.items()}
-    for name, text in texts.items():
-        replace_text(folder / name, text)
-    return [folder / name for name in texts]
