@@ -146,14 +146,17 @@ def test_calls_of_any_size_beside_a_large_one_are_the_oracles(form: str) -> None
     """Up to eight rows go by the kernels of few rows, more of them by panels of all sizes."""
     experts, widened = experts_stored(form)
     assert experts.table is not None
-    hidden = random(150, 256)
+    hidden, all_of_it = random(150, 256), torch.ones(150, 1)
+    of_1, of_3 = (
+        mix_experts(hidden, Routing(torch.full((150, 1), expert), all_of_it, 5), widened).double() for expert in (1, 3)
+    )
     torch.set_num_threads(2)
     for n in range(1, 41):
         tokens, weights = torch.cat([torch.arange(n), torch.arange(150)]), random(n + 150, seed=8).abs()
         found = native.mix(hidden, experts.table, (3, 1), (n, 150), tokens, weights)
-        second = torch.cat([weights[:n], torch.zeros(150 - n)])
-        routing = Routing(torch.tensor([[1, 3]]).expand(150, 2), torch.stack([weights[n:], second], dim=1), 5)
-        assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6, n
+        expected = weights[n:, None] * of_1
+        expected[:n] += weights[:n, None] * of_3[:n]
+        assert relative_error(found, expected) < 2e-6, n
 
 
 @needs_compiler
