@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,40 +16,7 @@ from engines.model.quantised import Form
 from tests.fakes.random_models import copy_tokenizer
 
 MIB = 1 << 20
-RESIDENT = """
-import sys, torch
-from engines.base import unheard
-from engines.expert_memory import ExpertMemory
-from engines.kernels.library import library
-from engines.model.quantised import Quantisation
-from tests.test_expert_slots import engine, request
-from tests.test_resident_experts import resident
-torch.set_num_threads(1); library()
-folder, name, budget, form, dtype = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], getattr(torch, sys.argv[5])
-before = resident(folder)
-others = {} if name == "dropless" else {"expert_memory": ExpertMemory(budget, form)}
-if form not in ("fp32", "bf16"):
-    others["quantise"] = Quantisation(experts=form)
-if name == "static":
-    others["parameters"] = {"calibration_prompts": 1}
-made = engine(folder, name, dtype, **others)
-made.run(request(96, 24), unheard)
-counters = made.take_counters()
-print(*(after - one for after, one in zip(resident(folder), before)), counters.misses)
-"""
-
-
-def resident(folder: str) -> tuple[int, int]:
-    """Bytes of this process that are private, and those of files in the folder, or of files without a name."""
-    status = Path("/proc/self/status").read_text()
-    private = int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
-    in_files, is_own = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split(" ")[0]:
-            is_own = folder in line or "(deleted)" in line
-        elif is_own and line.startswith("Rss:"):
-            in_files += int(line.split()[1]) * 1024
-    return private, in_files
+Grown = Callable[..., tuple[int, int, int]]
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +35,30 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@cache
-def grown(folder: Path, name: str, budget: int, form: Form = "fp32", dtype: str = "float32") -> Sequence[int]:
-    """Bytes that the process has grown by, private and of files, and experts that were copied into slots."""
-    command = [sys.executable, "-c", RESIDENT, str(folder), name, str(budget), form, dtype]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return [0 if word == "None" else int(word) for word in done.stdout.split()[-3:]]
+@pytest.fixture(scope="module")
+def grown() -> Iterator[Grown]:
+    """Bytes that a process has grown by, private and of files, and experts that were copied into slots."""
+    command = [sys.executable, "-m", "tests.resident"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        write, answers = process.stdin, process.stdout
+
+        @cache
+        def measured(
+            folder: Path, name: str, budget: int, form: Form = "fp32", dtype: str = "float32"
+        ) -> tuple[int, int, int]:
+            write.write(json.dumps([str(folder), name, budget, form, dtype]) + "\n")
+            write.flush()
+            private, in_files, misses = json.loads(answers.readline())
+            return private, in_files, misses
+
+        yield measured
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is resident")
 @pytest.mark.parametrize(("name", "form"), [("lru", "fp32"), ("static", "fp32"), ("lru", "int8")])
-def test_the_process_keeps_to_the_memory_of_the_plan(name: str, form: Form, large: Path) -> None:
+def test_the_process_keeps_to_the_memory_of_the_plan(name: str, form: Form, large: Path, grown: Grown) -> None:
     """Of 24 MiB of slots, beside what everything else takes: and no page of an expert in the file stays either.
 
     Everything else: 10 MiB for the other weights, the cache and what torch keeps, 64 MiB of what an allocator may hold
@@ -110,7 +89,7 @@ def large_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is resident")
 @pytest.mark.parametrize("form", ["bf16", "int8"])
-def test_experts_that_are_made_keep_to_it_too(form: Form, large_made: Path) -> None:
+def test_experts_that_are_made_keep_to_it_too(form: Form, large_made: Path, grown: Grown) -> None:
     """Private memory as above, and neither the file that experts are made into nor the checkpoint's stacks stay. The
     rest of the checkpoint, which is mapped, is 3 MiB."""
     private, in_files, misses = grown(large_made, "lru", 24 * MIB, form, "bfloat16")
