@@ -22,7 +22,7 @@ from harness.fleet.view import fleet_table
 from harness.terminal import console_of
 from results.run_folders import FREE_BYTES_NEEDED
 from results.store import Store
-from tests.command import EXECUTABLE, environment, joulebench, start
+from tests.command import EXECUTABLE, environment, joulebench, run_python, start
 from tests.conftest import FinishedRun
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.phone import DISCHARGING, FakePhone
@@ -153,11 +153,8 @@ def test_the_folder_of_another_plan_is_refused(finished_run: FinishedRun) -> Non
 def test_a_disk_that_is_full_while_tables_are_written_costs_no_trial(finished_run: FinishedRun, tmp_path: Path) -> None:
     """A limit of file size stands for the disk: the system refuses the write in the same place."""
     out = tmp_path / "tables"
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, "report", str(finished_run.directory), "--out", str(out)],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 7
+    done = run_python(LIMITED, "report", str(finished_run.directory), "--out", str(out))
+    assert done.code == 7
     path, _, said = done.stderr.removeprefix("error: ").partition(": cannot be written (File too large)")
     assert Path(path).parent == out
     assert "every finished trial is kept" in said

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from results.runs import RunData
 from results.sealed_rows import seal_all
 from results.store import Store, StoreError
 from results.trials import Trial
+from tests.command import run_python
 from tests.fakes.items import write_data_folder
 from tests.fakes.machine import FakeBench, FakeWorkload
 from tests.fakes.random_models import copy_bundled
@@ -300,7 +299,7 @@ def test_another_priority_is_refused(tmp_path: Path) -> None:
     batch = f"os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); {nicer}"
     now = os.getpriority(os.PRIO_PROCESS, 0)
     for act, told in ((nicer, f"nice value {now} -> "), (batch, "scheduling policy SCHED_OTHER -> SCHED_BATCH")):
-        done = subprocess.run([sys.executable, "-c", code + act], capture_output=True, text=True, check=False)
+        done = run_python(code + act)
         assert told in done.stdout, done.stderr
 
 

@@ -29,7 +29,7 @@ from results.roads import arithmetic_notes, comparable_roads, road_notes, road_w
 from results.store import Store
 from results.summary import summary
 from results.trial_tables import trials
-from tests.command import EXECUTABLE, environment
+from tests.command import environment, run_python
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
 from tests.plans import BOOLQ, FAST, raw_plan, write_plan
@@ -167,6 +167,9 @@ def test_kernels_say_what_they_were_compiled_for(march: str, named: str, tmp_pat
     assert done.stdout.strip().endswith(f" -march={march} -O0")
 
 
+COMMAND_LINE = "from harness.cli import main; main()"
+
+
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_store_csv_report_and_terminal_say_what_computed(has_kernels: bool, tmp_path: Path) -> None:
     if has_kernels and build().road == "torch":
@@ -175,10 +178,9 @@ def test_store_csv_report_and_terminal_say_what_computed(has_kernels: bool, tmp_
     (tmp_path / "empty").mkdir()
     without = {"PATH": str(tmp_path / "empty"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     out = tmp_path / "run"
-    done = subprocess.run(
-        [str(EXECUTABLE), "run", str(plan), "--out", str(out)],
-        env=environment() | ({} if has_kernels else without), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    command = ("run", str(plan), "--out", str(out))
+    done = run_python(COMMAND_LINE, *command, variables={} if has_kernels else without)
+    assert done.code == 0, done.stderr
     store = Store.view(out)
     stored, (one,) = store.info().environments["host"].build, store.trials()
     store.close()
