@@ -16,6 +16,7 @@ from results.history.judged import Judged
 from results.history.marks import mark
 from results.history.otherwise import otherwise_than_before
 from results.history.regress import Asked, regress
+from results.report.regress_page import why
 from tests.command import joulebench
 from tests.histories import made_trial, write_history, write_run
 from tests.run_builders import ENVIRONMENT, cell, failed
@@ -291,6 +292,16 @@ def test_nothing_newer_than_the_baseline_ends_with_6(tmp_path: Path) -> None:
     done = joulebench("regress", "--baseline", "run008", str(tmp_path))
     assert done.code == 6
     assert "no run like the baseline is newer than it" in done.stderr
+
+
+def test_why_runs_are_left_out_is_told_once(tmp_path: Path) -> None:
+    """It stood in the reason and behind it: "left out: other requests (...); left out: other requests (...)"."""
+    write_history(tmp_path, 2, slower(0, 0), arms=("a",))
+    other = [cell("cell0000", engine="a", label="a")]
+    write_run(tmp_path / "run002", other, [made_trial("cell0000", 0, 1.0, requests_sha256="f" * 64)], day=2)
+    told = why(judged(tmp_path, baseline=2)["a"])
+    assert told.startswith("no run like the baseline is newer than it; left out: other requests")
+    assert told.count("left out") == 1
 
 
 def test_json_has_each_figure_with_its_verdict(tmp_path: Path) -> None:

@@ -159,14 +159,12 @@ class _Line:
                 none, reason=f"the baseline is older than the last {MOST_POINTS} runs, and no others are looked at"
             )
         if not at:
-            return replace(
-                none, reason="the baseline is not in the series: " + (next(iter(left_out), "no figure of it"))
-            )
+            # What is left out stands beside the reason.
+            return replace(none, reason="the baseline is not in the series" + ("" if left_out else ": no figure of it"))
         changed = (f"{run.folder}: {words}" for run, words in series.settings_changed(at[0]))
         none = replace(none, settings_changed=tuple(changed))
         if at[-1] == len(series.points) - 1:
-            why = f"; left out: {next(iter(left_out))}" if left_out else ""
-            return replace(none, reason=f"no run like the baseline is newer than it{why}")
+            return replace(none, reason="no run like the baseline is newer than it")
         levels = series.levels()
         judge = self._by_levels if len(series.points) >= LEAST_POINTS else self._by_baseline
         found = judge(replace(none, levels=levels), levels, at)
