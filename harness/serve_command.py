@@ -72,7 +72,7 @@ def serve(
         engine = _engine(model, technique, profile, dtype, quantise, threads, chunk, reuse_prefix)
         computing = Computing(engine)
         narrowed = quantise.asked | quantise.rounding
-        settings = narrowed | where_it_computes(threads)
+        settings = narrowed | where_it_computes(threads) | what_computes()
         settings |= {"chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
         told = ", ".join(f"{key} {value}" for key, value in settings.items() if value not in (None, False))
         version = f"joulebench {_version()}, {served_digest(model, profile)}: {technique}, {dtype}, {told}"
@@ -109,6 +109,17 @@ def where_it_computes(threads: int | None) -> dict[str, int | str | None]:
 
     cpus = usable_cpus()
     return {"threads": threads or torch.get_num_threads(), "CPUs": None if cpus is None else ranges(cpus)}
+
+
+def what_computes() -> dict[str, str]:
+    """The kernels' build, or that there are none: other ones give other last bits, and other times."""
+    from engines.road import build
+    from results.environments import BUILD_DIGITS
+
+    built = build()
+    if built.sha256 is None:
+        return {"torch alone": str(built.torch_instruction_set)}
+    return {"kernels": f"{built.instruction_set} build {built.sha256[:BUILD_DIGITS]}"}
 
 
 def _version() -> str:

@@ -25,13 +25,15 @@ from engines.base import unheard
 from engines.model.checkpoints import BUNDLED_FOLDER, BUNDLED_PREFIX, load_checkpoint
 from engines.model.quantised import FORMS, Arithmetic, Quantisation
 from engines.reference import ReferenceEngine
+from engines.road import build
 from engines.serving.http import LocalServer
 from engines.serving.pieces import TextPieces
 from harness import weights_option
 from harness.commands import app
 from harness.inputs import ranges
-from harness.serve_command import served_digest
+from harness.serve_command import served_digest, what_computes
 from harness.weights_option import Weights
+from results.environments import Build
 from results.records import Request, Sampling
 from tests.fakes.random_models import copy_bundled
 from tests.protocol_server import JSON, MODEL, checkpoint, dropless, engine, events, post, served
@@ -326,6 +328,11 @@ def test_a_server_with_another_default_of_threads_is_another_server() -> None:
     assert told == {"1": "1 3\n", "2": "2 3\n"}
 
 
+def test_a_server_without_kernels_is_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.road.build", lambda: Build(road="torch", reason="none", torch_instruction_set="AVX2"))
+    assert what_computes() == {"torch alone": "AVX2"}
+
+
 def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     """A server that was started again with other weights of the same name is another server."""
     model = tmp_path / "model"
@@ -356,7 +363,10 @@ def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: P
         assert process.wait(60) == 130
         assert process.stderr.read() == "interrupted; no longer served\n"
     cpus = ranges(os.sched_getaffinity(0))
-    assert f"{first}: dropless, float32, {forms}, threads 1, CPUs {cpus}, chunk 512" in version
+    built = build()
+    assert built.sha256 is not None
+    by = f"kernels {built.instruction_set} build {built.sha256[:12]}"
+    assert f"{first}: dropless, float32, {forms}, threads 1, CPUs {cpus}, {by}, chunk 512" in version
     [weights] = model.glob("*.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
