@@ -12,6 +12,7 @@ from typing import NamedTuple
 from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.records import NO_MODEL, Cell, Method
 from results.runs import RunData
+from results.swept import SWEPT
 from results.trials import Trial
 from results.units import format_share
 
@@ -208,9 +209,18 @@ def _notes(run: RunData) -> Iterator[str]:
         yield f"{whose}{workload}: {note}."
 
 
+def _absent_baseline(run: RunData) -> Iterator[str]:
+    """Of a plan that names as its baseline an arm that went onto no device: another one stands in its place."""
+    named = run.info.plan.get("baseline")
+    there = {name for cell in run.cells for name in (cell.engine, cell.engine.partition(SWEPT)[0])}
+    if isinstance(named, str) and named not in there:
+        yield f"the plan's baseline, {named}, has no cell in this run: arms are told as times another."
+
+
 def disturbances(run: RunData) -> list[str]:
     """What workloads say of their items, and whether a busy neighbour was there: it can slow an engine many times."""
     said = dict.fromkeys(f"left out: {cell}." for cell in run.info.left_out)
+    said |= dict.fromkeys(_absent_baseline(run))
     said |= dict.fromkeys(_notes(run))
     shared = shared_cpu(run.trials)
     if shared is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from results import tables
+from results.cells import disturbances
 from results.compare import UnlikeError, compare_trials
 from results.records import Completion
 from results.report.against import ASKED_OTHERWISE
@@ -179,6 +180,21 @@ def test_runs_of_before_the_hash_are_taken_for_alike() -> None:
     (asked_before,) = asked_of(data, arms_of(data.cells))
     assert asked_before.requests == "requests not recorded"
     assert summary(data)["requests_sha256"].isna().all()
+
+
+def test_a_baseline_that_went_onto_no_device_is_told() -> None:
+    """Another arm stood in its place, without a word."""
+    told = "the plan's baseline, bf16, has no cell in this run: arms are told as times another."
+
+    def notes(baseline: str | None, arm: str) -> list[str]:
+        data = run([cell(engine=arm)], [trial()])
+        plan = data.info.plan | ({} if baseline is None else {"baseline": baseline})
+        info = data.info.model_copy(update={"plan": plan})
+        return disturbances(RunData(info, data.cells, data.trials, data.load_traces))
+
+    assert told in notes("bf16", "dropless")
+    for baseline, arm in (("bf16", "bf16"), ("bf16", "bf16[threads=1]"), (None, "dropless")):
+        assert told not in notes(baseline, arm)
 
 
 def test_a_cell_left_out_is_told_in_the_report() -> None:
