@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engines.model.checkpoints import load_checkpoint
+from engines.reference import ReferenceEngine
 from engines.road import build
+from engines.techniques.presets import DroplessParameters
 from tests.benchmarks.decode_roads import BUNDLED as BUNDLED_NAME
 from tests.benchmarks.decode_roads import arms_of, loader, rate, ratio_of_turns, readied, request
 from tests.benchmarks.engine_speed import instructions_here, unheld
@@ -32,15 +36,17 @@ from tests.benchmarks.processors import generation
 from tests.benchmarks.race_forms import FORMS, PROMPTS, conditions
 from tests.benchmarks.race_models import (
     MODELS,
+    VOCABULARY,
     active_weights,
     build_model,
     decode_bytes,
     is_sparse,
     prefill_flop,
+    random_request,
 )
 from tests.benchmarks.speed_summary import Peer, by_model, lowest_of_models, not_taken
 from tests.benchmarks.timing import Figure, Instant, Timed, Turns, between
-from tests.fakes.random_models import BUNDLED
+from tests.fakes.random_models import BUNDLED, copy_bundled
 
 MOE, DENSE, _ = MODELS
 
@@ -323,3 +329,20 @@ def test_arms_of_the_roads_decode_the_rows_that_they_are_named_after() -> None:
 
 def test_a_turn_is_compared_with_the_same_turn_of_the_baseline() -> None:
     assert ratio_of_turns([2.0, 4.0, 9.0], [1.0, 1.0, 3.0]) == 3.0
+
+
+def test_no_end_token_ends_an_answer_of_a_race(tmp_path: Path) -> None:
+    """The time was told to be of all tokens, and an answer that ended early looked several times as fast."""
+    folder = copy_bundled(tmp_path / "ends-at-once")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": list(range(VOCABULARY))}))
+    engine = ReferenceEngine(load_checkpoint(str(folder), torch.float32), DroplessParameters())
+    requests = [random_request(5, 7, str(n)) for n in range(2)]
+    assert requests[0].prompt_ids != requests[1].prompt_ids
+    heard: list[str] = []
+    answers = engine.run_batch(requests, lambda event, at_s: heard.append(event))
+    assert [answer.n_generated for answer in answers] == [7, 7]
+    # decode_batches takes the time between the last two: of all tokens but the first ones.
+    assert heard[-2:] == ["prefill end", "request end"]
+    ended = engine.run(requests[0].model_copy(update={"ignore_end_tokens": False}), lambda event, at_s: None)
+    assert ended.n_generated == 1

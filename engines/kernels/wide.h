@@ -161,7 +161,7 @@ __attribute__((noinline)) void multiply(const float* weights, int64_t stride, co
     if (k % kStrip == 0) ahead.ask();
     F x[V];
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) x[v] = load<F>(panel + k * kEach * V + kEach * v);
+    for (int v = 0; v < V; v++) x[v] = for_several(load<F>(panel + k * kEach * V + kEach * v));
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       const float weight = ByColumn ? weights[k * stride + r] : weights[r * stride + k];

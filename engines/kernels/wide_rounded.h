@@ -201,7 +201,7 @@ __attribute__((noinline)) void multiply_words(const uint8_t* weights, const floa
     for (int k = 0; k < kWords; k++) {
       W x[V];
 #pragma GCC unroll 2
-      for (int v = 0; v < V; v++) x[v] = load<W>(panel + (k * V + v) * kEach);
+      for (int v = 0; v < V; v++) x[v] = for_several(load<W>(panel + (k * V + v) * kEach));
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
         const W weight = W{} + load<int32_t>(weights + r * stride_of(Kind) + 4 * k);

@@ -18,12 +18,11 @@ import torch
 from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from results.records import Request
 from tests.benchmarks.engine_speed import folder_of, instructions_here, written
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
 from tests.benchmarks.race_forms import FORMS, conditions
-from tests.benchmarks.race_models import VOCABULARY, add_models, is_sparse
+from tests.benchmarks.race_models import add_models, is_sparse, random_request
 from tests.benchmarks.timing import Instant, Timed, Turns, between, instant, timed
 from tests.benchmarks.transformers_peer import EXPERT_KINDS, TransformersPeer
 
@@ -41,15 +40,10 @@ def ours(folder: Path, form: str) -> Contender:
     engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
 
     def turn(n_sequences: int) -> Timed:
-        requests = []
-        for n in range(n_sequences):
-            ids = tuple(torch.randint(1, VOCABULARY, (N_PROMPT,)).tolist())
-            requests.append(
-                Request(request_id=str(n), sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=N_NEW)
-            )
+        requests = [random_request(N_PROMPT, N_NEW, str(n)) for n in range(n_sequences)]
         edges: list[Instant] = []
         engine.run_batch(requests, lambda event, at_s: edges.append(instant(at_s)))
-        # Prefill of all comes first, so decoding lies between the last two of the edges.
+        # Prefill of all comes first, and all end with the same step: decoding lies between the last two of the edges.
         return between(edges[-2], edges[-1])
 
     return turn

@@ -21,11 +21,10 @@ from engines.kernels.library import library
 from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from results.records import Request
 from tests.benchmarks.engine_speed import N_NEW, folder_of, instructions_here, written
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
 from tests.benchmarks.race_forms import BF16_ATTENTION, FORMS
-from tests.benchmarks.race_models import MODELS, VOCABULARY
+from tests.benchmarks.race_models import MODELS, random_request
 
 PAGE = "decode-parts"
 N_PROMPT = 512
@@ -51,13 +50,7 @@ def turn(engine: ReferenceEngine, n_prompt: int) -> Mapping[str, float]:
         edges.append(at_s)
         kernels.joulebench_parts(parts)  # and begins anew: those of the prompt are dropped
 
-    ids = tuple(torch.randint(1, VOCABULARY, (n_prompt,)).tolist())
-    engine.run(
-        Request(
-            request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=N_NEW, ignore_end_tokens=True
-        ),
-        heard,
-    )
+    engine.run(random_request(n_prompt, N_NEW), heard)
     whole_s = (edges[2] - edges[1]) / (N_NEW - 1)
     timed = zip(PARTS, parts, strict=True)
     found = {name: seconds / (N_NEW - 1) for name, seconds in timed if name not in OF_MANY_TOKENS}

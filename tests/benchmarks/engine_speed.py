@@ -33,7 +33,6 @@ from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import Arithmetic
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from results.records import Request
 from tests.benchmarks import llama_cpp
 from tests.benchmarks.limits import DensePrefill, Limits, gemm_ways
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
@@ -51,12 +50,12 @@ from tests.benchmarks.race_forms import (
 from tests.benchmarks.race_models import (
     MODELS,
     OWN_CACHE_BYTES,
-    VOCABULARY,
     active_weights,
     add_models,
     decode_bytes,
     is_sparse,
     prefill_flop,
+    random_request,
     write_model,
 )
 from tests.benchmarks.speed_summary import by_model, not_taken
@@ -102,10 +101,8 @@ def engine_of(source: Path | str, held: Form) -> Contender:
     engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
 
     def turn(n_prompt: int) -> tuple[Timed, Timed]:
-        ids = tuple(torch.randint(1, VOCABULARY, (n_prompt,)).tolist())
-        request = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=N_NEW)
         edges: list[Instant] = []
-        engine.run(request, lambda event, at_s: edges.append(instant(at_s)))
+        engine.run(random_request(n_prompt, N_NEW), lambda event, at_s: edges.append(instant(at_s)))
         return between(edges[0], edges[1]), between(edges[1], edges[2])
 
     return turn

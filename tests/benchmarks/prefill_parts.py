@@ -26,13 +26,12 @@ from engines.model.checkpoints import load_checkpoint
 from engines.profiling import ChoiceCounts
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from results.records import Request
 from tests.benchmarks.decode_parts import PARTS
 from tests.benchmarks.engine_speed import folder_of, instructions_here, unheld, written
 from tests.benchmarks.limits import Product, large_products, products_of_shapes
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
 from tests.benchmarks.race_forms import FORMS
-from tests.benchmarks.race_models import BASE, MODELS, VOCABULARY, add_models, is_sparse
+from tests.benchmarks.race_models import BASE, MODELS, add_models, is_sparse, random_request
 from tests.benchmarks.speed_summary import LARGE, LIBRARY, RATE
 
 PAGE = "prefill-parts"
@@ -56,11 +55,6 @@ def clocked(owner: Any, name: str, part: str, seconds: dict[str, float]) -> None
         return result
 
     setattr(owner, name, timed)
-
-
-def random_request(n_prompt: int, n_new: int) -> Request:
-    ids = tuple(torch.randint(1, VOCABULARY, (n_prompt,)).tolist())
-    return Request(request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=n_new)
 
 
 def turn(engine: ReferenceEngine, n_prompt: int, python_s: dict[str, float]) -> Mapping[str, float]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engines.curves.steps import request_of
+from results.records import Request
 from tests.fakes.random_models import copy_tokenizer
 
 VOCABULARY = 2048
@@ -35,6 +38,13 @@ CACHE_BYTES = 2
 """Of one cached key or value: what llama.cpp's cache takes, and the least of all contenders."""
 OWN_CACHE_BYTES = 4
 """What ours takes."""
+
+_seeds = count(1)
+
+
+def random_request(n_prompt: int, n_new: int, request_id: str = "r") -> Request:
+    """Of random tokens, others each time. No end token ends its answer: the time is of n_new tokens."""
+    return request_of(n_prompt, n_new, VOCABULARY, next(_seeds)).model_copy(update={"request_id": request_id})
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
