@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engines.errors import EngineError
 from engines.model.checkpoints import inspect_checkpoint
@@ -127,6 +128,32 @@ def test_rules_of_config_json_do_not_count_beside_a_generation_config(folder: Pa
     (own / "config.json").write_text(json.dumps(settings | {"repetition_penalty": 1.3}))
     assert load_pair(own).hf.model.generation_config.repetition_penalty in (None, 1.0)
     assert notes_on_choices(own, [REQUEST]) == ()
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    "generation",
+    [None, {}, {"temperature": 0.6, "do_sample": True}, {"eos_token_id": None}, {"eos_token_id": [7, FIFTH]}],
+    ids=str,
+)
+def test_answers_end_with_the_tokens_of_the_file_that_transformers_reads(
+    generation: dict[str, Any] | None, folder: Path, tmp_path: Path
+) -> None:
+    """config.json names one of the answer's tokens, which is not the tokenizer's own end token."""
+    own = shutil.copytree(folder, tmp_path / "model")
+    settings = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(settings | {"eos_token_id": FIRST}))
+    (own / "generation_config.json").unlink()
+    if generation is not None:
+        (own / "generation_config.json").write_text(json.dumps(generation))
+    pair = load_pair(own)
+    prompt = tuple(pair.engine.tokenizer.encode_prompt(PROMPT))
+    ours = pair.engine.run(REQUEST.model_copy(update={"prompt_ids": prompt}), lambda event, at_s: None)
+    asked = {"attention_mask": torch.ones(1, len(prompt)), "do_sample": False, "pad_token_id": 0}
+    theirs = pair.hf.model.generate(torch.tensor([prompt]), max_new_tokens=N_NEW_TOKENS, **asked)
+    assert [*ours.token_ids] == theirs[0, len(prompt) :].tolist()
+    ends_early = generation is None or generation.get("eos_token_id") is not None
+    assert (len(ours.token_ids) < N_NEW_TOKENS) == ends_early
 
 
 def test_a_window_of_generated_answers_says_that_its_models_rules_are_not_followed(

@@ -197,7 +197,7 @@ class ModelConfig:
     fp8_block: tuple[int, int] | None
     """Rows and columns that share a scale, where the layers' projections are stored in FP8."""
     eos_token_ids: tuple[int, ...]
-    """From generation_config.json, else config.json; empty where neither says."""
+    """From generation_config.json where the model brings one, else from config.json; empty where that names none."""
     note: str | None
     """What a reader must know before believing an accuracy (`joulebench_note`), such as "random weights"."""
 

@@ -56,14 +56,16 @@ def read_model_config(folder: Path) -> ModelConfig:
     """Reads config.json (and generation_config.json, if any). Raises `EngineError` on what cannot be computed."""
     path = folder / CONFIG_FILE
     raw = read_json(path)
-    eos = read_generation_config(folder).get("eos_token_id")
-    return config_in(path, raw, eos if eos is not None else raw.get("eos_token_id"))
+    return config_in(path, raw, _end_tokens(folder, raw))
 
 
-def read_generation_config(folder: Path) -> dict[str, Any]:
-    """Empty where the model brings none. Raises `EngineError`."""
+def _end_tokens(folder: Path, raw: Mapping[str, Any]) -> object:
+    """Beside a generation_config.json those of config.json do not count, as in transformers: it may name none."""
     path = folder / GENERATION_CONFIG
-    return read_json(path) if path.is_file() else {}
+    if not path.is_file():
+        return raw.get("eos_token_id")
+    named = read_json(path).get("eos_token_id")
+    return [] if named is None else named
 
 
 def config_in(path: Path, raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:
