@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +21,24 @@ def perf(tmp_path_factory: pytest.TempPathFactory) -> FakePerf:
     return FakePerf(tmp_path_factory.mktemp("perf"))
 
 
-def on(sources: Path, code: str) -> str:
-    """The meter, looking for its events in this folder."""
-    return f"from pathlib import Path\n{code}".replace("(0.05, clock)", f"(0.05, clock, Path({str(sources)!r}))")
+def on(sources: Path, code: str, vendor: str = "GenuineIntel", packages: Mapping[int, int] | None = None) -> str:
+    """The meter, looking for its events in this folder. packages: of CPUs."""
+    cpuinfo = sources / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    for cpu, package in (packages or {}).items():
+        topology = sources / "cpus" / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True, exist_ok=True)
+        (topology / "physical_package_id").write_text(f"{package}\n")
+    machine = f"""
+from functools import partial
+import devices.meters.perf
+import devices.rapl_packages
+devices.rapl_packages.CPUINFO = Path({str(cpuinfo)!r})
+devices.meters.perf.repeated_cpus = partial(devices.rapl_packages.repeated_cpus, folder=Path({str(sources / "cpus")!r}))
+"""
+    return f"from pathlib import Path\n{machine}{code}".replace(
+        "(0.05, clock)", f"(0.05, clock, Path({str(sources)!r}))"
+    )
 
 
 def test_package_and_memory_make_the_total_and_neither_cores_nor_platform(perf: FakePerf) -> None:
@@ -39,13 +56,27 @@ def test_package_and_memory_make_the_total_and_neither_cores_nor_platform(perf: 
 
 
 def test_two_packages_have_their_own_counters(perf: FakePerf) -> None:
-    (perf.sources / "power" / "cpumask").write_text("0,18\n")
-    try:
-        answer = perf.run_stepped(on(perf.sources, window_code("devices.meters.perf.PerfMeter", 0.3)), watts=50)
-    finally:
-        (perf.sources / "power" / "cpumask").write_text("0\n")
+    answer = on_mask(perf, "0,18", "GenuineIntel", {0: 0, 18: 1})
     assert {"package-0", "package-1"} <= set(answer["kinds"])
     assert watts(answer)["total"] == pytest.approx(250.0, rel=0.03)
+
+
+@pytest.mark.parametrize(("vendor", "expected_w"), [("AuthenticAMD", 250.0), ("GenuineIntel", 500.0)])
+def test_a_package_that_is_listed_for_each_die_is_counted_once_on_amd(
+    perf: FakePerf, vendor: str, expected_w: float
+) -> None:
+    """Two packages of 125 W with two dies each, as Linux 6.9 lists them. Intel's dies have counters of their own."""
+    answer = on_mask(perf, "0,8,16,24", vendor, {0: 0, 8: 0, 16: 1, 24: 1})
+    assert watts(answer)["total"] == pytest.approx(expected_w, rel=0.03)
+
+
+def on_mask(perf: FakePerf, cpumask: str, vendor: str, packages: Mapping[int, int]) -> Any:
+    (perf.sources / "power" / "cpumask").write_text(f"{cpumask}\n")
+    code = on(perf.sources, window_code("devices.meters.perf.PerfMeter", 0.3), vendor, packages)
+    try:
+        return perf.run_stepped(code, watts=50)
+    finally:
+        (perf.sources / "power" / "cpumask").write_text("0\n")
 
 
 OPEN = """

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices import rapl_packages
 from devices.base import DeviceError, MeterUnavailableError
 from devices.meters.rapl import RaplMeter
 from results.energy import energy_between
@@ -80,6 +81,31 @@ def test_rapl_knows_the_zones_of_two_packages_apart(tmp_path: Path) -> None:
         traces, start_s, end_s = measure(meter, sleep(0.2))
     assert len({c.component for c in meter.channels}) == 4
     assert total(traces, start_s, end_s).average_power_w == pytest.approx(24.0, rel=0.05)
+
+
+def of_four_dies(tmp_path: Path) -> Powercap:
+    """As Linux 6.9 lists an EPYC of Zen 4: two packages of 100 and 60 W, and two dies of each."""
+    tree = Powercap(tmp_path / "powercap")
+    for i, (name, watts) in enumerate(
+        [("package-0-die-0", 100.0), ("package-0-die-1", 100.0), ("package-1-die-2", 60.0), ("package-1-die-3", 60.0)]
+    ):
+        tree.add(f"intel-rapl:{i}", name, watts)
+        tree.add(f"intel-rapl:{i}:0", "core", 5.0)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("vendor", "expected_w"), [("AuthenticAMD", 160.0), ("HygonGenuine", 160.0), ("GenuineIntel", 320.0)]
+)
+def test_the_one_counter_of_amds_package_is_counted_once_and_those_of_intels_dies_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, expected_w: float
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: 25\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(rapl_packages, "CPUINFO", cpuinfo)
+    with of_four_dies(tmp_path) as tree:
+        traces, start_s, end_s = measure(rapl(tree), sleep(0.3))
+    assert total(traces, start_s, end_s).average_power_w == pytest.approx(expected_w, rel=0.05)
 
 
 def test_rapl_counter_wraps_during_a_window(tmp_path: Path) -> None:

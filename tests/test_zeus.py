@@ -252,3 +252,30 @@ answer = [[c.component, c.note, c.additive, c.max_power_w] for c in meter.channe
         ["cpu1", f"psys; {no_gain}", False, 2000.0],
     ]
     assert values_j == pytest.approx([0.123456, 0.123456])
+
+
+@pytest.mark.parametrize(
+    ("vendor", "expected"), [("AuthenticAMD", ["cpu0", "cpu2"]), ("GenuineIntel", ["cpu0", "cpu1", "cpu2"])]
+)
+def test_a_package_that_is_listed_for_each_die_is_counted_once_on_amd(
+    nvml: FakeNvml, tmp_path: Path, vendor: str, expected: list[str]
+) -> None:
+    for i, name in enumerate(["package-0-die-0", "package-0-die-1", "package-1-die-2"]):
+        zone = tmp_path / f"intel-rapl:{i}"
+        zone.mkdir()
+        for file, text in (("name", name), ("energy_uj", "123456"), ("max_energy_range_uj", str(WRAP_UJ))):
+            (zone / file).write_text(f"{text}\n")
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
+    code = f"""
+from pathlib import Path
+import zeus.device.cpu.rapl
+import devices.rapl_packages
+zeus.device.cpu.rapl.RAPL_DIR = {str(tmp_path)!r}
+devices.rapl_packages.CPUINFO = Path({str(tmp_path / "cpuinfo")!r})
+from devices.clock import MonotonicClock
+from devices.meters.zeus import ZeusMeter
+meter = ZeusMeter(0.01, MonotonicClock())
+meter.open()
+answer = [c.component for c in meter.channels if c.additive]
+"""
+    assert nvml.run(code, init=9) == expected

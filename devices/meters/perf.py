@@ -1,7 +1,8 @@
 """RAPL's energy counters as perf events: the same hardware as powercap, for machines that allow only this way to it.
 
 The `power` PMU (/sys/bus/event_source/devices/power) names its events, their scale in joules, and one CPU for each
-package. The kernel accumulates 64 bits, so nothing wraps. Needs perf_event_paranoid <= 0, root, or CAP_PERFMON.
+package (on AMD sometimes one for each die of it: `devices.rapl_packages`). The kernel accumulates 64 bits, so nothing
+wraps. Needs perf_event_paranoid <= 0, root, or CAP_PERFMON.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from devices.cpu_cycles import EVENT_SOURCES
 from devices.meters.polled import PolledMeter
 from devices.meters.rapl import ENERGY_UNIT_J, MAX_POWER_W, UNSTATED_GAIN, UPDATE_PERIOD_S, check_moves
 from devices.perf_event import Event, open_counter, read_counter, why_refused
+from devices.rapl_packages import repeated_cpus
 from devices.sysfs import read_word
 
 _DOMAINS = {"pkg": "package", "cores": "core", "ram": "dram", "gpu": "uncore", "psys": "psys"}
@@ -41,7 +43,8 @@ class PerfMeter(PolledMeter):
         pmu_type = read_word(self._pmu / "type")
         if pmu_type is None:
             raise MeterUnavailableError(f"perf: no {self._pmu}; this machine has no energy events")
-        packages = cpus_of(read_word(self._pmu / "cpumask") or "0")
+        listed = cpus_of(read_word(self._pmu / "cpumask") or "0")
+        packages = [cpu for cpu, again in zip(listed, repeated_cpus(listed), strict=True) if not again]
         channels: list[Channel] = []
         try:
             for path in sorted((self._pmu / "events").glob("energy-*")):

@@ -1,7 +1,8 @@
 """RAPL through the powercap files of Linux: energy counters of the CPU package, its cores, and the memory.
 
 Zones are known by their `name`, not their number. `core` and `uncore` lie inside their package; `psys` is the whole
-platform and contains the package: they are traced, and left out of totals. The counter renews about every millisecond
+platform and contains the package: they are traced, and left out of totals. One that a package of AMD shows again for
+each of its dies is read once (`devices.rapl_packages`). The counter renews about every millisecond
 and wraps at `max_energy_range_uj`; how often it does renew is observed before each window. Where no package moves
 (virtual machines) it would read 0 J: it is not opened.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
 from devices.meters.polled import PolledMeter
+from devices.rapl_packages import repeated_zones
 from devices.sysfs import read_value, read_word
 
 POWERCAP = Path("/sys/class/powercap")
@@ -47,6 +49,8 @@ class RaplMeter(PolledMeter):
         zones = sorted(p for p in self._powercap.glob("intel-rapl:*") if (p / "energy_uj").exists())
         if not zones:
             raise MeterUnavailableError(f"RAPL: no intel-rapl zone under {self._powercap}; this machine offers none")
+        repeated = repeated_zones(read_word(zone / "name") or "" for zone in zones)
+        zones = [zone for zone, is_repeated in zip(zones, repeated, strict=True) if not is_repeated]
         self.channels = tuple(_channel(zone) for zone in zones)
         self._counters = [zone / "energy_uj" for zone in zones]
         try:

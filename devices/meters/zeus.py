@@ -24,6 +24,7 @@ from devices.meters.polled import METHODS
 from devices.meters.rapl import MAX_POWER_W, UNSTATED_GAIN, max_power_w_of
 from devices.nvidia_gpu import AVERAGED_S, MAX_GPU_POWER_W, uuid_of
 from devices.nvidia_gpu import max_power_w_of as max_gpu_power_w_of
+from devices.rapl_packages import repeated_zones
 from results.records import Method
 
 J_PER_MJ = W_PER_MW = 1e-3
@@ -251,9 +252,11 @@ def _cpu_sources() -> list[_Source]:
     from zeus.device import get_cpus
 
     cpus = get_cpus()
+    zones = [cpu.rapl_file.name if hasattr(cpu, "rapl_file") else "package" for cpu in cpus.cpus]
     sources = []
-    for i, cpu in enumerate(cpus.cpus):
-        zone = cpu.rapl_file.name if hasattr(cpu, "rapl_file") else "package"
+    for i, (cpu, zone, is_repeated) in enumerate(zip(cpus.cpus, zones, repeated_zones(zones), strict=True)):
+        if is_repeated:
+            continue
         limit_w = max_power_w_of(Path(cpu.rapl_file.path)) if hasattr(cpu, "rapl_file") else MAX_POWER_W
         counter = Channel(
             f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ, max_power_w=limit_w, note=f"{zone}; {UNSTATED_GAIN}"
