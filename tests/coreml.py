@@ -34,6 +34,8 @@ class Converted(NamedTuple):
     manifest: Manifest
     checkpoint: Checkpoint
     profile: Profile
+    interpreters: dict[Arithmetic, Interpreter]
+    """Those that have read the packages: `model_of` reads them once in each arithmetic."""
 
 
 def bundled_profile() -> Profile:
@@ -48,7 +50,7 @@ def converted(name: str, folder: Path, weights: Weights = "float16", attention: 
     asked = Asked(preset_parameters(name)(), CHUNK, CONTEXT, weights, attention, allow_int4_known_to_crash=allowed)
     conversion = Conversion(BUNDLED, asked, profile, NO_DIGEST, checkpoint=checkpoint)
     convert_all(conversion, folder)
-    return Converted(folder, conversion.manifest, checkpoint, profile)
+    return Converted(folder, conversion.manifest, checkpoint, profile, {})
 
 
 def engine_of(
@@ -61,7 +63,9 @@ def engine_of(
 
 
 def model_of(found: Converted, arithmetic: Arithmetic, variant: Variant = "stateless") -> CoremlTransformer:
-    return CoremlTransformer(found.checkpoint, found.manifest, Interpreter(found.folder, arithmetic), variant)
+    if arithmetic not in found.interpreters:
+        found.interpreters[arithmetic] = Interpreter(found.folder, arithmetic)
+    return CoremlTransformer(found.checkpoint, found.manifest, found.interpreters[arithmetic], variant)
 
 
 def prompt(checkpoint: Checkpoint, n_tokens: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from engines.coreml.transformer import _of_calls
 from engines.dispatch import DispatchPlan
@@ -40,8 +41,14 @@ def half(x: Tensor) -> Tensor:
         return torch.from_numpy(np.asarray(x).astype(np.float16).astype(np.float64))
 
 
+ROUNDED = WeakTensorKeyDictionary()
+"""Weights by `half`, for as long as somebody has the weight."""
+
+
 def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
-    return half(x_TI @ half(weight_OI).T)
+    if weight_OI not in ROUNDED:
+        ROUNDED[weight_OI] = half(weight_OI)
+    return half(x_TI @ ROUNDED[weight_OI].T)
 
 
 class PlannedReader(Transformer):

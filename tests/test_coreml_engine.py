@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from engines.coreml.conversion import Asked, Conversion
 from engines.coreml.macos import why_no_core_ml
+from engines.coreml.manifest import read_manifest
 from engines.model.checkpoints import inspect_checkpoint
 from engines.techniques.presets import preset_parameters
 from harness.coreml_convert import convert_all
@@ -39,6 +41,17 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state folder of its own, in which graphs are kept."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state"
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `INTERPRETER` asks."""
+    digest = model_digests(inspect_checkpoint(BUNDLED), lambda note: None).model
+    assert digest is not None
+    folder = tmp_path_factory.mktemp("converted") / "packages"
+    asked = Asked(preset_parameters("npumoe-tg")(), 64, 512)
+    convert_all(Conversion(BUNDLED, asked, bundled_profile(), digest), folder)
+    return folder
 
 
 def test_an_interpreted_arm_scores_as_torch_and_is_in_no_mean_of_times(tmp_path: Path, state: Path) -> None:
@@ -133,12 +146,11 @@ def test_a_model_and_a_profile_that_do_not_fit_are_told_before_anything_runs(tmp
     assert said.startswith(f"engine ane: profile {BUNDLED}: it was counted with another model")
 
 
-def test_packages_of_another_conversion_are_refused(tmp_path: Path, state: Path) -> None:
+def test_packages_of_another_conversion_are_refused(converted: Path, tmp_path: Path, state: Path) -> None:
     """Before anything runs, what the plan says; what the model says when it is read."""
-    technique = preset_parameters("npumoe-tg")()
-    conversion = Conversion(BUNDLED, Asked(technique, 64, 512), bundled_profile(), NO_DIGEST)
-    convert_all(conversion, tmp_path / "packages")
-    engine = {**INTERPRETER, "packages": str(tmp_path / "packages")}
+    packages = shutil.copytree(converted, tmp_path / "packages")
+    read_manifest(packages).model_copy(update={"model_sha256": NO_DIGEST}).write(packages)
+    engine = {**INTERPRETER, "packages": str(packages)}
     (said,) = problems(model=MODEL, engine=[engine | {"prefill_chunk": 128, "context": 256}], workload=[BOOLQ])
     assert "converted otherwise than this arm asks (prefill_chunk, context differ)" in said
     (said,) = problems(model=MODEL, engine=[engine | {"weights": "int8"}], workload=[BOOLQ])
@@ -148,17 +160,14 @@ def test_packages_of_another_conversion_are_refused(tmp_path: Path, state: Path)
     assert "converted otherwise than this arm asks (model_sha256 differ)" in str(trial.failure)
 
 
-def test_packages_that_changed_in_place_are_refused_by_a_trial(tmp_path: Path, state: Path) -> None:
+def test_packages_that_changed_in_place_are_refused_by_a_trial(converted: Path, tmp_path: Path, state: Path) -> None:
     """Those of the plan; those that a plan converted are written anew."""
-    digest = model_digests(inspect_checkpoint(BUNDLED), lambda note: None).model
-    assert digest is not None
-    conversion = Conversion(BUNDLED, Asked(preset_parameters("npumoe-tg")(), 64, 512), bundled_profile(), digest)
-    convert_all(conversion, tmp_path / "packages")
-    weights = tmp_path / "packages/layer-002/attention.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
+    packages = shutil.copytree(converted, tmp_path / "packages")
+    weights = packages / "layer-002/attention.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
     held = bytearray(weights.read_bytes())
     held[-1] ^= 1
     weights.write_bytes(held)
-    engine = {**INTERPRETER, "packages": str(tmp_path / "packages")}
+    engine = {**INTERPRETER, "packages": str(packages)}
     (trial,) = trials(tmp_path / "run", model=MODEL, engine=[engine], workload=[BOOLQ], protocol=QUICK)
     assert trial.failure is not None
     assert "1 are not as written, first layer-002/attention.mlpackage; give the same" in trial.failure.error

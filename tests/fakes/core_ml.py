@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import pytest
 
-from engines.coreml.interpreter import read_package, run
+from engines.coreml.interpreter import InterpretedState, Interpreter
 
 Places = Callable[[str, str], str | None]
 """The unit (ane, cpu, gpu) of an operation, by the path of its package and its kind; None: Core ML does not tell."""
 IOS_18 = 9
 """Specification version of the packages that we write."""
+
+
+@cache
+def _interpreter() -> Interpreter:
+    """Of all fakes: it reads a package once, by its whole path. None is changed once it ran."""
+    return Interpreter(Path("/"))
 
 
 class FakeCoreMl:
@@ -76,8 +82,8 @@ def _install(fake: FakeCoreMl, patch: pytest.MonkeyPatch) -> None:
             package = Path(path)
             if fake.refuses is not None and fake.refuses in path:
                 raise RuntimeError("Error compiling model: error code: -14")
-            self._package, self._function = package, function
-            self._held = read_package(package, np.float16)[function]
+            self._package, self._asked = package, (SimpleNamespace(path=path), function)
+            _interpreter().load(*self._asked, "cpu_and_ne")
             fake.events.append(("load", package.name, function))
 
         @staticmethod
@@ -95,12 +101,13 @@ def _install(fake: FakeCoreMl, patch: pytest.MonkeyPatch) -> None:
         def get_compiled_model_path(self) -> str:
             return f"{self._package}c"
 
-        def newState(self) -> dict[str, Any]:
-            return {name: np.zeros(shape, np.float16) for name, shape in self._held.states.items()}
+        def newState(self) -> InterpretedState:
+            return _interpreter().new_state(*self._asked, "cpu_and_ne")
 
-        def predict(self, given: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
-            fake.events.append(("predict", self._package.name, self._function))
-            return run(self._held, given, state if state is not None else {}, np.float16)
+        def predict(self, given: dict[str, Any], state: InterpretedState | None) -> dict[str, Any]:
+            package, function = self._asked
+            fake.events.append(("predict", self._package.name, function))
+            return _interpreter().predict(package, function, given, state, "cpu_and_ne")
 
     patch.setattr(model, "_MLModelProxy", ModelProxy)
     patch.setattr(compute_plan, "_MLModelProxy", ModelProxy)
