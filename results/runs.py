@@ -98,6 +98,6 @@ class RunData:
     """Trials whose figures were derived from raw records for these tables, and not when they ran."""
     remarks: tuple[str, ...] = ()
     """What a reader must know of how these tables were made: which sheet priced them, where that is not the run's; that
-    the run has not come to its end, or that rows of it are gone."""
+    the run has not come to its end, that rows of it are gone, or that its clock was set back."""
     is_unfinished: bool = False
     """It goes on, or was broken off."""

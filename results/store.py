@@ -50,6 +50,7 @@ from results.runs import RunData, RunInfo
 from results.sealed_rows import Table, gone_trials, insert, rows, seal_trial
 from results.trace_files import WINDOW, read_parts, read_traces, write_traces
 from results.trials import Trial, without_fields_set
+from results.wall_clock import told_set_back
 
 __all__ = ["DATABASE", "Store", "StoreError", "check_holds_run"]
 
@@ -337,7 +338,7 @@ class Store:
             load_parts=lambda i: read_parts(self._trace_path(i), kept[i]) if i in kept else {},
             load_heat=self._heat_for_a_run,
             samples=self.samples(),
-            remarks=(*unfinished, *gone),
+            remarks=(*unfinished, *gone, *told_set_back(cells, trials)),
             is_unfinished=bool(unfinished),
         )
 

@@ -10,7 +10,7 @@ from devices.android.battery import MAX_POWER_W, RELATIVE_ACCURACY
 from devices.android.device_clock import Marker
 from devices.android.gauge_loop import GaugeLog
 from devices.android.raw_gauge import energy_of, raw_traces
-from devices.base import Channel
+from devices.base import Channel, DeviceError
 from results.records import EnergyReading
 from tests.battery_windows import energy
 
@@ -80,3 +80,14 @@ def test_a_charge_counter_whose_steps_are_as_large_as_the_window_gives_no_joules
     reading = charge_reading(left_uah)
     assert reading.energy_j is None
     assert reading.reason
+
+
+@pytest.mark.parametrize(("unit_uah", "is_refused"), [(1000.0, True), (1.0, False)])
+def test_a_charge_counter_in_mah_gives_no_joules_of_a_thousandth(unit_uah: float, is_refused: bool) -> None:
+    """2.88 W: 3456 mAh and 1 mAh less in 5 s, or 3456000 uAh and 1000 uAh less."""
+    left = one_mah_in_5_s() / unit_uah
+    if is_refused:
+        with pytest.raises(DeviceError, match=r"2.88 mW if it is in uAh, as Android asks, and 2.88 W if in mAh"):
+            charge_reading(left)
+    else:
+        assert charge_reading(left).energy_j == pytest.approx(2.88 * 500.0, rel=0.01)

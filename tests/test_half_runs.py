@@ -62,7 +62,7 @@ def test_half_runs_are_in_no_verdict_and_each_says_so(tmp_path: Path, n_runs: in
     done = joulebench(*asked, "--csv", str(csv), "--html", str(page))
     assert done.code == 0
     assert f"half3: {HALF}" in done.stdout
-    assert "Half runs, or runs that lost trials, beside these: 1; --json and --csv name them." in done.stdout
+    assert "More such remarks of runs: 1; --json and --csv name them." in done.stdout
     (told,) = pd.read_csv(csv)["remarks"]
     assert told.count("the run has not come to its end") == 5
     assert f"half3: {HALF}" in page.read_text()

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from devices.android.calibration import Calibration, volt_per_unit_of
 from devices.android.device_clock import clock_note
 from devices.android.gauge_loop import GaugeLog, on_host_clock
-from devices.base import Channel
+from devices.base import Channel, DeviceError
 from devices.gauges import (
+    MAX_POWER_W,
     left_out_stretches_s,
     observed_update_period_s,
     plausible_power,
@@ -39,6 +40,9 @@ METER = "battery"
 METHOD: Method = "battery gauge"
 VOLTAGE = "battery voltage"
 C_PER_UAH = 3.6e-3
+MAH_OVER_UAH = 1e3
+LEAST_CHANGES = 3
+"""Of the counter, from which its power is known."""
 
 
 def raw_traces(readings: GaugeLog, kind: GaugeKind, period_s: float) -> tuple[PowerTrace, PowerTrace]:
@@ -86,7 +90,7 @@ def energy_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
 
     A reading that is no number, or 0, which a phone says that does not know its charge, is left out: the next one
     counts what was taken meanwhile. Below 0 a counter that began anywhere may be. Raises `DeviceError` where the
-    voltage is no battery's.
+    voltage is no battery's, or the charge is not in uAh.
     """
     charge, voltage = raw
     usable = np.isfinite(charge.values) & (charge.values != 0) & np.isfinite(voltage.values)
@@ -95,6 +99,7 @@ def energy_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
         volts = volts * volt_per_unit_of(float(np.median(volts)))
     taken_c = -np.diff(left_uah) * C_PER_UAH
     joules = np.concatenate([[0.0], np.cumsum(taken_c * (volts[:-1] + volts[1:]) / 2)])[: len(times_s)]
+    _refuse_other_unit(times_s, joules)
     steps = np.abs(taken_c[taken_c != 0])
     period_s = observed_update_period_s(times_s, left_uah)
     return replace(
@@ -110,6 +115,21 @@ def energy_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
         charge.sample_interval_s,
         left_out_stretches_s(charge.times_s, usable, period_s),
     )
+
+
+def _refuse_other_unit(times_s: Array, joules: Array) -> None:
+    """Some phones count in mAh where Android asks for uAh. Raises `DeviceError` where that alone explains the power."""
+    changed = np.flatnonzero(np.diff(joules) != 0) + 1
+    if len(changed) < LEAST_CHANGES:
+        return
+    first, last = changed[0], changed[-1]
+    watts = float(joules[last] - joules[first]) / float(times_s[last] - times_s[first])
+    if 0 < watts * MAH_OVER_UAH <= MAX_POWER_W:
+        raise DeviceError(
+            f"battery: the charge counter tells {watts * 1e3:.3g} mW if it is in uAh, as Android asks, and"
+            f" {watts * MAH_OVER_UAH:.3g} W if in mAh; no phone that works draws as little as the first, so this"
+            " phone's unit is another one, and no joules are made of it"
+        )
 
 
 def _typical(values: Array) -> float:

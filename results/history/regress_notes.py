@@ -31,7 +31,7 @@ def notes_of(anchor: str | None, judged: Sequence[Judged]) -> Iterator[str]:
     remarks = list(dict.fromkeys(line for one in judged for line in one.remarks))
     yield from remarks[:MOST_TOLD]
     if (n_more := len(remarks) - MOST_TOLD) > 0:
-        yield f"Half runs, or runs that lost trials, beside these: {n_more}; --json and --csv name them."
+        yield f"More such remarks of runs: {n_more}; --json and --csv name them."
     if any(one.figure.method == "modelled" for one in judged):
         yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
     yield (
