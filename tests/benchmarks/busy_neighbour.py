@@ -118,7 +118,9 @@ threads; half of one core is gone either way, so 0.75 is a fair share of two. Ou
 prompt of {N_PROMPT} tokens, {N_NEW} new ones.
 
 llama.cpp is llama-bench with the same number of threads; its row says whether it was built with OpenMP, whose threads
-wait at a barrier for one that is not running. What other programs take meanwhile is not told apart."""
+wait at a barrier for one that is not running. What other programs take meanwhile is not told apart.
+
+In rows of 27 November an end token could end one of our answers, whose decoding then looked faster than it was."""
 
 
 def main() -> None:
