@@ -48,6 +48,7 @@ from results.derivation import PricedBy, derived_by, energies_of, remarks_on
 from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
 from results.graph_placement import GraphPlacement, placement_marks
+from results.latencies import n_behind_first
 from results.records import Completion, PowerTrace, Request, Score
 from results.requests import requests_sha256
 from results.roads import lost_cores
@@ -195,7 +196,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         window_start_s=window.start_s,
         window_end_s=window.end_s,
         prefill_tokens=sum(c.n_computed_tokens for c in window.completions),
-        decode_tokens=sum(max(0, c.n_generated - 1) for c in window.completions),
+        decode_tokens=sum(n_behind_first(c.token_times_s) for c in window.completions),
         completions=tuple(window.completions),
         energy=energies.readings,
         idle=energies.idle,

@@ -6,7 +6,7 @@ requests are not counted twice; a batch decodes once all its prompts are read. E
 joules by the phase's tokens:
 
     prefill   tokens pushed through prefill; those that the engine kept from the request before are not among them
-    decode    generated tokens after the first (prefill emits the first)
+    decode    generated tokens later than the first (prefill emits the first, and those that came with it in one chunk)
     all       both, and the generated tokens that prefill emitted
 
 So J/token and token/s speak of tokens that were computed. What prefix reuse saves shows in TTFT, E2E and the window's
@@ -30,6 +30,7 @@ from results.trials import Trial
 
 NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
 ONE_TOKEN = "no request generated two tokens or more"
+AT_ONCE = "all tokens of an answer came in one chunk: nothing was seen of the time between them"
 NO_STAMPS = "the engine stamps no single token"
 NO_METER = "no meter was read in this trial"
 RELATIVE_UNITS = {
@@ -114,10 +115,11 @@ def in_numbers(read: Callable[[Trial], list[Observation]]) -> Callable[[Trial], 
 def latency_observations(trial: Trial) -> list[Observation]:
     done = trial.completions
     columns = RequestColumns(done)
+    no_gap = AT_ONCE if any(n > 1 for n in n_generated(done)) else ONE_TOKEN
     pooled: dict[str, tuple[Sequence[float], str]] = {
         "ttft": ([s for s in columns.ttft_s if s is not None], NO_GENERATION),
-        "tpot": ([s for s in columns.tpot_s if s is not None], ONE_TOKEN),
-        "itl": (columns.itl_s, NO_STAMPS if any(column_of(done, "is_spread")) else ONE_TOKEN),
+        "tpot": ([s for s in columns.tpot_s if s is not None], no_gap),
+        "itl": (columns.itl_s, NO_STAMPS if any(column_of(done, "is_spread")) else no_gap),
         "e2e": (columns.e2e_s, "no request was completed"),
     }
     rows = []

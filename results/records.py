@@ -189,7 +189,7 @@ class Completion(Record):
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token, (E2E - TTFT) / (n - 1); None below two tokens."""
+        """Time per output token; None where no token came later than the first."""
         return per_token_s(self.token_times_s, self.set_aside_s)
 
     @property

@@ -61,7 +61,7 @@ class Trial(Record):
     prefill_tokens: int = 0
     """Prompt tokens that were computed; those kept from a request before are not among them."""
     decode_tokens: int = 0
-    """Generated tokens after the first, which prefill emits."""
+    """Generated tokens later than the first, which prefill emits, and those that came with it."""
     completions: tuple[Completion, ...] = ()
     energy: tuple[EnergyReading, ...] = ()
     idle: tuple[IdleBaseline, ...] = ()

@@ -121,7 +121,9 @@ def trial(cell_id: str = "c1", repeat: int = 0, **changes: Any) -> Trial:
         "window_start_s": completions[0].start_s if completions else None,
         "window_end_s": completions[-1].end_s if completions else None,
         "prefill_tokens": sum(c.n_prompt_tokens for c in completions),
-        "decode_tokens": sum(max(c.n_generated - 1, 0) for c in completions),
+        "decode_tokens": sum(
+            c.n_generated - c.token_times_s.count(min(c.token_times_s, default=0.0)) for c in completions
+        ),
         "completions": completions,
         "derived_by": arithmetic_digest(),
     }

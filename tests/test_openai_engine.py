@@ -142,7 +142,11 @@ def test_several_tokens_of_a_chunk_share_its_stamp() -> None:
         assert times[0] == times[1] < times[2] == times[3]
         assert times[2] - times[0] > 0.03
         assert found.prefill_end_s == times[0]
-        assert any("4 of 4 tokens came in a chunk with others" in note for note in through.take_remarks())
+        # Of the four one came with the first, and two behind it.
+        assert found.tpot_s == pytest.approx((times[2] - times[0]) / 2)
+        remarks = through.take_remarks()
+        assert any("4 of 4 tokens came in a chunk with others" in note for note in remarks)
+        assert any("1 of 4 tokens came in the same chunk as the first of their answer" in note for note in remarks)
 
 
 def test_a_running_count_places_tokens_of_which_no_ids_were_told() -> None:

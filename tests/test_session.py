@@ -16,6 +16,7 @@ from harness.session import PreparedCell, run_trial
 from results.cells import answering, usable
 from results.derivation import energies_of
 from results.environments import PhaseThreads, Road
+from results.metrics import AT_ONCE, energy_observations, latency_observations
 from results.records import EnergyReading, Method
 from results.store import Store
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
@@ -61,6 +62,31 @@ def test_latency_energy_and_scores_are_of_the_same_requests() -> None:
     assert trial.data_source == "sample"
     assert trial.notes == ("two items",)
     assert (trial.prefill_tokens, trial.decode_tokens) == (5, N_DECODED)
+
+
+def test_tokens_that_come_with_the_first_one_are_none_of_decoding() -> None:
+    """A server's first chunk may bring several: 2 of 5 and of 3 here, so that 3 + 1 tokens are decoded behind them."""
+    bench = FakeBench()
+    bench.engine.n_first = 2
+    trial, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
+    assert trial.decode_tokens == 3 + 1
+    assert [c.tpot_s for c in trial.completions] == pytest.approx([TOKEN_S] * 2)
+    assert [c.itl_s for c in trial.completions] == [pytest.approx([TOKEN_S] * 3), pytest.approx([TOKEN_S])]
+    rates = {(o.metric, o.phase): o.value for o in latency_observations(trial)}
+    assert rates["throughput", "decode"] == pytest.approx(1 / TOKEN_S)
+    joules = {(o.metric, o.phase): o.value for o in energy_observations(trial)}
+    assert joules["energy_per_token", "decode"] == pytest.approx(TOKEN_S * DECODE_W)
+
+
+def test_an_answer_in_one_piece_has_no_time_per_token_and_says_why() -> None:
+    bench = FakeBench()
+    bench.engine.n_first = 5
+    trial, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
+    found = {o.metric: o for o in latency_observations(trial) if o.phase == "decode"}
+    assert {(o.value, o.reason) for name, o in found.items() if name != "throughput"} == {(None, AT_ONCE)}
+    assert (found["throughput"].value, found["throughput"].reason) == (None, "no decode tokens in this trial")
+    decoding = [o for o in energy_observations(trial) if o.phase == "decode"]
+    assert [o.value for o in decoding if "per_token" in o.metric] == [None, None]
 
 
 def test_the_energy_of_each_phase_has_its_closed_form() -> None:

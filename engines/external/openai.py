@@ -29,6 +29,7 @@ from engines.model.tokenizer import Tokenizer
 from engines.profile import Profile
 from results.cells import CACHE_NOT_KNOWN, SERVER_BUSY
 from results.counters import EngineCounters
+from results.latencies import n_behind_first
 from results.printable import printable
 from results.records import Completion, Request
 
@@ -81,7 +82,7 @@ class OpenAIEngine:
         self._build: str | None = None
         """What it said of itself before the first window."""
         self._where = whereabouts(self._link.host, self._link.port)
-        self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = self._n_untold = 0
+        self._n_tokens = self._n_shared = self._n_at_first = self._n_encoded = self._n_cached = self._n_untold = 0
         self._cache_known = True
         self._have_arrived = False
 
@@ -138,6 +139,11 @@ class OpenAIEngine:
                 f"{self._n_shared} of {self._n_tokens} tokens came in a chunk with others: time per output token is by"
                 " tokens, and between tokens of a chunk there is none"
             )
+        if self._n_at_first:
+            notes.append(
+                f"{self._n_at_first} of {self._n_tokens} tokens came in the same chunk as the first of their answer:"
+                " time to the first token and prefill hold what they took, and decoding is told without them"
+            )
         if self._n_encoded:
             notes.append(
                 f"the server told no ids of {self._n_encoded} of {self._n_tokens} tokens: its text was encoded again,"
@@ -159,7 +165,8 @@ class OpenAIEngine:
             )
         if self._have_arrived:
             notes.append(ONE_CLIENT)
-        self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = self._n_untold = self._link.n_again = 0
+        self._n_tokens = self._n_shared = self._n_at_first = self._n_encoded = self._n_cached = self._n_untold = 0
+        self._link.n_again = 0
         self._have_arrived = False
         return tuple(notes)
 
@@ -250,6 +257,7 @@ class OpenAIEngine:
             )
         self._n_tokens += n
         self._n_shared += tokens.n_shared
+        self._n_at_first += max(0, n - 1) - n_behind_first(tokens.times_s)
         self._n_encoded += 0 if tokens.is_told else n
         return Completion(
             request_id=request.request_id,

@@ -20,11 +20,13 @@ import pandas as pd
 from results.binary_scores import binary_metrics
 from results.cells import answering, left_out_reason, no_room, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
+from results.latencies import n_behind_first
 from results.metrics import NO_METER, RELATIVE_UNITS, no_number, time_method
 from results.operations import outside_share
+from results.packed import column_of
 from results.records import NO_MODEL, Cell, Method, Phase
 from results.report.arms import Arm
-from results.request_columns import are_due, lasting, n_generated, shared_time
+from results.request_columns import are_due, lasting, shared_time
 from results.roads import comparable_roads
 from results.runs import RunData
 from results.trials import Trial
@@ -261,7 +263,7 @@ def _seconds(trial: Trial, phase: Phase) -> _Amount:
     """Of all requests of a trial, the whole or one phase of each."""
     if not trial.completions:
         return _Amount(None, "s", trial.time_method, None, "no request was completed")
-    if phase == "decode" and not any(n > 1 for n in n_generated(trial.completions)):
+    if phase == "decode" and not any(map(n_behind_first, column_of(trial.completions, "token_times_s"))):
         return _Amount(None, "s", trial.time_method, None, "no request decoded a token after its first")
     total_s = math.fsum(lasting(trial.completions, phase))
     began_s, ended_s = trial.window_start_s, trial.window_end_s

@@ -155,6 +155,8 @@ class FakeEngine:
         self.errors: list[BaseException | None] = []
         self.drift_s = 0.0
         """Added to the prefill of every further call."""
+        self.n_first = 1
+        """Tokens that come with the first one, itself included: as in the first chunk of a server."""
         self.answered: list[tuple[str, bool]] = []
         """(request id, whether a meter ran)."""
         self.resets: list[int] = []
@@ -179,8 +181,8 @@ class FakeEngine:
         machine.work(PREFILL_S + self.drift_s * len(self.answered), PREFILL_W)
         prefill_end_s = machine.now_s()
         on_phase("prefill end", prefill_end_s)
-        times_s = [prefill_end_s]
-        for _ in range(request.max_new_tokens - 1):
+        times_s = [prefill_end_s] * min(self.n_first, request.max_new_tokens)
+        for _ in range(request.max_new_tokens - len(times_s)):
             machine.work(TOKEN_S, DECODE_W)
             times_s.append(machine.now_s())
         on_phase("request end", machine.now_s())
