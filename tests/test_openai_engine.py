@@ -38,7 +38,9 @@ from tests.eventually import eventually
 from tests.openai_client import client, request
 from tests.plans import DROPLESS, raw_plan, write_plan
 from tests.protocol_server import checkpoint, engine, served
-from tests.scripted_server import chunk, end, scripted, slowly, stream, usage
+from tests.scripted_server import chunk, end, event, scripted, slowly, stream, usage
+
+WORDS = (" the", " rain")
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,71 @@ def test_a_running_count_places_tokens_of_which_no_ids_were_told() -> None:
     with scripted(stream(*told, end(), usage(n, 4, 0))) as server:
         times = client(server.url, flavour="openai").run(request(4), unheard).token_times_s
     assert times[0] == times[1] < times[2] == times[3]
+
+
+@pytest.mark.parametrize("flavour", ["vllm", "openai"])
+def test_an_end_token_that_is_counted_and_not_shown_came_with_the_end(flavour: str) -> None:
+    """Three tokens: two and the end token, 0.05 s apart. So TPOT is half of both gaps."""
+    n, tokenizer = len(request().prompt_ids), checkpoint().tokenizer
+    ids = tokenizer.encode(" the rain")
+    told = [
+        chunk(text, token_ids=[i]) if flavour == "vllm" else chunk(text) for text, i in zip(WORDS, ids, strict=True)
+    ]
+    whole = stream(*told, end("stop"), usage(n, 3, 0))
+    second, third = whole.index(event(told[1])), whole.index(event(end("stop")))
+    parts = [whole[:second], whole[second:third], whole[third:]]
+    with scripted(slowly(parts, 0.05)) as server:
+        found = client(server.url, flavour=flavour).run(request(8), unheard)
+    assert found.token_ids == (*ids, tokenizer.eos_token_ids[0])
+    first_s, second_s, third_s = found.token_times_s
+    assert first_s < second_s < third_s == found.end_s
+    assert found.tpot_s == pytest.approx((found.end_s - found.prefill_end_s) / 2)
+
+
+def test_a_prompt_that_a_server_does_not_count_is_told() -> None:
+    """Its ids prove what it said, and nothing proves what it read."""
+    whole = stream(chunk(" the", token_ids=checkpoint().tokenizer.encode(" the")), end())
+    with scripted(whole, whole) as server:
+        through = client(server.url, flavour="vllm")
+        for _ in range(2):
+            through.run(request(1), unheard)
+    assert any("did not count the prompt tokens of 2 requests" in note for note in through.take_remarks())
+    assert not any("did not count" in note for note in through.take_remarks())
+
+
+def test_what_one_chunk_counts_is_not_taken_back_by_a_later_one() -> None:
+    """llama-server's `timings` may stand in another chunk than its `usage`."""
+    n = len(request().prompt_ids)
+    held = {"choices": [], "timings": {"cache_n": 3}}
+    for counts in ([usage(n, 1), held], [held, usage(n, 1)]):
+        with scripted(stream(chunk(" the"), end(), *counts)) as server:
+            through = client(server.url, flavour="openai")
+            assert through.run(request(1), unheard).n_cached_tokens == 3
+            assert through.take_marks() == ()
+
+
+def test_a_process_that_a_server_starts_with_its_first_request_is_the_servers_too(tmp_path: Path) -> None:
+    """As Ollama does: what listens computes nothing, and its CPU time alone would be next to none."""
+    code = (
+        "import socket, subprocess, sys, time\n"
+        "listening = socket.create_server(('127.0.0.1', 0))\n"
+        "print(listening.getsockname()[1], flush=True)\n"
+        "sys.stdin.readline()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=sys.stdin)\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        through = client(f"http://127.0.0.1:{int(process.stdout.readline())}/v1", flavour="openai")
+        assert through.process_ids() == (os.getpid(), process.pid)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        child = int(process.stdout.readline())
+        through.reset()
+        assert through.process_ids() == (os.getpid(), process.pid, child)
+        process.stdin.close()
 
 
 def test_an_exact_length_and_no_cache_are_asked_in_each_servers_words() -> None:

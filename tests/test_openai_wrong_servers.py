@@ -93,7 +93,7 @@ def test_a_wrong_answer_is_an_error_and_no_figure(case: str) -> None:
     assert len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("reason", ["length", "abort", "content_filter"])
+@pytest.mark.parametrize("reason", ["length", "abort", "content_filter", "error", "insufficient_system_resource"])
 def test_an_answer_that_the_server_cuts_off_is_no_shorter_answer(reason: str) -> None:
     """A limit or a context of its own, such as max_new_tokens of generation_config.json."""
     good, n = (chunk(" the"), chunk(" rain")), len(request().prompt_ids)

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-import psutil
-
 from engines.answers import StopStrings
 from engines.base import PhaseListener, unheard
 from engines.errors import EngineError, NotSupportedError
@@ -40,8 +38,9 @@ ONE_CLIENT = (
     "the server is asked one request at a time, and those that arrive meanwhile wait on this side: waiting, TTFT under"
     " load and utilisation are of such a client; a server that takes several at once would keep them waiting for less"
 )
-CUT_OFF = ("length", "abort", "content_filter")
-"""Ends of a stream that are none of the answer's own, where it may have more tokens."""
+OWN_ENDS = ("stop", "eos", "eos_token", "stop_sequence")
+"""Ends of a stream that are the answer's own, as servers call them. By any other it was cut off: by a limit ("length"),
+a filter, a client that went away ("abort"), or what failed ("error", "insufficient_system_resource")."""
 TOLERANCE = 1e-3
 """A log-probability above 0 by less than this was rounded."""
 
@@ -82,7 +81,8 @@ class OpenAIEngine:
         self._build: str | None = None
         """What it said of itself before the first window."""
         self._where = whereabouts(self._link.host, self._link.port)
-        self._n_tokens = self._n_shared = self._n_at_first = self._n_encoded = self._n_cached = self._n_untold = 0
+        self._n_tokens = self._n_shared = self._n_at_first = self._n_encoded = self._n_cached = 0
+        self._n_untold = self._n_uncounted = 0
         self._cache_known = True
         self._have_arrived = False
 
@@ -107,8 +107,8 @@ class OpenAIEngine:
                 f"{self._link.url}: was {self._build} at the first trial, and is {build}; trials of two servers are in"
                 " no mean: begin a new run"
             )
-        if not all(map(psutil.pid_exists, self._where.process_ids)):
-            self._where = whereabouts(self._link.host, self._link.port)
+        # Ollama, and a llama-server with several models, start what computes with the first request.
+        self._where = whereabouts(self._link.host, self._link.port)
 
     def take_counters(self) -> EngineCounters | None:
         """None: what it does with experts is not told."""
@@ -153,6 +153,11 @@ class OpenAIEngine:
             notes.append(f"the server held {self._n_cached} prompt tokens from before; they count as not computed")
         if self._link.n_again:
             notes.append(f"requests sent again, before anything of their answer had come: {self._link.n_again}")
+        if self._n_uncounted:
+            notes.append(
+                f"the server did not count the prompt tokens of {self._n_uncounted} requests: nothing shows that it"
+                " read all of them"
+            )
         if self._n_untold:
             notes.append(
                 f"{self._n_untold} requests asked the server to use nothing of earlier prompts; it does not say whether"
@@ -165,8 +170,8 @@ class OpenAIEngine:
             )
         if self._have_arrived:
             notes.append(ONE_CLIENT)
-        self._n_tokens = self._n_shared = self._n_at_first = self._n_encoded = self._n_cached = self._n_untold = 0
-        self._link.n_again = 0
+        self._n_tokens = self._n_shared = self._n_at_first = self._n_encoded = self._n_cached = 0
+        self._n_untold = self._n_uncounted = self._link.n_again = 0
         self._have_arrived = False
         return tuple(notes)
 
@@ -250,10 +255,11 @@ class OpenAIEngine:
                 f"request {request.request_id}: {n} new tokens came, asked for {'exactly ' if n < most else ''}{most}"
                 f" (it ended by {printable(streamed.finish_reason or '', 40)!r}){how}"
             )
-        if n < most and streamed.finish_reason in CUT_OFF:
+        if n < most and streamed.finish_reason not in OWN_ENDS:
             raise EngineError(
                 f"request {request.request_id}: {n} new tokens came, and the answer was cut off"
-                f" ({streamed.finish_reason!r}), though it may have {most}; raise the server's own limit or context"
+                f" ({printable(streamed.finish_reason or '', 40)!r}), though it may have {most}; raise the server's own"
+                " limit or context, or look at its log"
             )
         self._n_tokens += n
         self._n_shared += tokens.n_shared
@@ -275,7 +281,11 @@ class OpenAIEngine:
     def _check_asked(self, request: Request, streamed: Streamed) -> None:
         """That this model read this prompt. Raises `EngineError`."""
         check_models(streamed.models, self._model)
-        check_prompt_count(request, streamed.usage.n_prompt, len(request.prompt_ids), not self._flavour.takes_ids)
+        self._check_prompt(request, streamed.usage.n_prompt, len(request.prompt_ids))
+
+    def _check_prompt(self, request: Request, n_told: int | None, n_sent: int) -> None:
+        check_prompt_count(request, n_told, n_sent, as_text=not self._flavour.takes_ids)
+        self._n_uncounted += n_told is None
 
     def _sampling(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
@@ -338,7 +348,7 @@ class OpenAIEngine:
             raise EngineError(f"request {request.request_id}: scores other tokens than those that were sent")
         usage = usage_in(told)
         check_models(filter(None, [model_in(told)]), self._model)
-        check_prompt_count(request, usage.n_prompt, n, as_text=False)
+        self._check_prompt(request, usage.n_prompt, n)
         values = scored.log_probabilities[first:n]
         wrong = next((v for v in values if type(v) not in (int, float) or not v <= TOLERANCE), None)
         if None in values or wrong is not None:

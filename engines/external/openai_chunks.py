@@ -58,8 +58,8 @@ class Streamed:
         if (model := model_in(mapping)) is not None:
             self.models.add(model)
         usage = usage_in(mapping)
-        if usage != NOT_COUNTED:
-            self.usage = usage
+        # What one chunk told, a later one that is silent of it does not take back.
+        self.usage = Usage(*(was if now is None else now for now, was in zip(usage, self.usage, strict=True)))
         choices = mapping.get("choices") or []
         if not isinstance(choices, list) or len(choices) > 1:
             raise EngineError(f"choices: one was asked, found {_shown(choices)}")

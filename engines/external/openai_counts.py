@@ -75,7 +75,7 @@ def tokens_of(streamed: Streamed, request: Request, tokenizer: Tokenizer) -> Tok
     if told_ids and (ids := _ended(told_ids, n, streamed, tokenizer)) is not None:
         _check_text(ids, streamed.text, request, tokenizer)
         times = [piece.at_s for piece in streamed.pieces for _ in piece.token_ids]
-        times += times[-1:] * (len(ids) - len(times))
+        times += [_end_s(streamed)] * (len(ids) - len(times))
         return Tokens(ids, tuple(times), _n_shared(times), True)
     if n is None:
         raise EngineError("it tells neither the ids of its tokens nor their number, so that no speed can be told")
@@ -132,12 +132,9 @@ def _encodings(text: str, request: Request, tokenizer: Tokenizer) -> Iterator[Se
 
 def _times(ids: Sequence[int], streamed: Streamed, tokenizer: Tokenizer) -> list[float]:
     """Of ids that the server did not tell: by its own running count, by chunks where there is one for each, else by the
-    chunk whose text first held the token's."""
+    chunk whose text first held the token's. One that no chunk showed, as an end token or a stop string's, came with the
+    stream's end."""
     pieces = streamed.pieces
-    if not pieces:
-        at_s = streamed.end_s
-        assert at_s is not None  # a stream without an end is refused
-        return [at_s] * len(ids)
     counts = [piece.n_so_far for piece in pieces if piece.n_so_far is not None]
     if len(counts) == len(pieces):
         _check_running_counts(counts, ids, streamed, tokenizer)
@@ -147,15 +144,22 @@ def _times(ids: Sequence[int], streamed: Streamed, tokenizer: Tokenizer) -> list
     else:
         upto = []
         shown = list(itertools.accumulate(len(piece.text) for piece in pieces))
-        n = 0
+        n, n_shown = 0, len(ids)
+        while n_shown and not tokenizer.decode(ids[n_shown - 1 :]):
+            n_shown -= 1
         for length in shown:
-            while n < len(ids) and len(tokenizer.decode(ids[: n + 1])) <= length:
+            while n < n_shown and len(tokenizer.decode(ids[: n + 1])) <= length:
                 n += 1
             upto.append(n)
     times: list[float] = []
     for piece, n in zip(pieces, upto, strict=True):
         times += [piece.at_s] * (min(n, len(ids)) - len(times))
-    return times + [pieces[-1].at_s] * (len(ids) - len(times))
+    return times + [_end_s(streamed)] * (len(ids) - len(times))
+
+
+def _end_s(streamed: Streamed) -> float:
+    assert streamed.end_s is not None  # a stream without an end is refused
+    return streamed.end_s
 
 
 def _check_running_counts(counts: Sequence[int], ids: Sequence[int], streamed: Streamed, tokenizer: Tokenizer) -> None:
