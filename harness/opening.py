@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -32,26 +33,35 @@ class DeviceNotReadyError(Exception):
 def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> Store:
     """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
     check_folder(directory, resume)
-    environments = _environments(plan, run_parts)
-    if plan.tuned_for and (other := why_another_phone(plan.tuned_for, *environments.values())):
-        raise StoreError("; ".join(other))
+    with contextlib.ExitStack() as undo:
+        store = Store.open(directory) if resume else None
+        if store is not None:
+            undo.callback(store.close)
+            if store.info().plan_hash != plan.plan_hash:
+                # Before devices are opened and kernels compiled, which takes up to a minute.
+                check_same_plan(store.info(), plan, _inputs_now(plan, run_parts), directory)
+        environments = _environments(plan, run_parts)
+        if plan.tuned_for and (other := why_another_phone(plan.tuned_for, *environments.values())):
+            raise StoreError("; ".join(other))
+        inputs = _inputs_now(plan, run_parts)
+        run_parts.watch.refuse_changes(directory)
+        if store is not None:
+            _check_same(store.info(), plan, environments, inputs, directory)
+        else:
+            info = new_info(plan, environments, self_tests_of(plan, environments), inputs)
+            store = Store.create(directory, info, [c.cell for c in plan.cells])
+        undo.pop_all()
+        return store
+
+
+def _inputs_now(plan: Plan, run_parts: RunParts) -> tuple[Input, ...]:
+    """Raises `StoreError` for a file that cannot be read."""
     try:
-        inputs = inputs_of(plan, run_parts)
+        return inputs_of(plan, run_parts)
     except OSError as error:
         raise StoreError(
             f"{error.filename}: {error.strerror}; make it readable, its digest belongs to the run"
         ) from error
-    run_parts.watch.refuse_changes(directory)
-    if resume:
-        store = Store.open(directory)
-        try:
-            _check_same(store.info(), plan, environments, inputs, directory)
-        except StoreError:
-            store.close()
-            raise
-        return store
-    info = new_info(plan, environments, self_tests_of(plan, environments), inputs)
-    return Store.create(directory, info, [c.cell for c in plan.cells])
 
 
 def new_info(

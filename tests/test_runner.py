@@ -396,6 +396,14 @@ def test_a_run_of_another_plan_is_not_continued(tmp_path: Path) -> None:
         run(other, FakeBench(), tmp_path / "run", resume=True)
 
 
+def test_another_plan_is_told_before_a_device_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels were compiled first, for 46 s on a busy machine, to go on with a run that could not be gone on with."""
+    run(planned(), FakeBench(), tmp_path / "run")
+    monkeypatch.setattr(FakeBench, "environment", lambda *_: pytest.fail("a device was opened"))
+    with pytest.raises(StoreError, match="run of another plan"):
+        run(planned({"repeats": 2}), FakeBench(), tmp_path / "run", resume=True)
+
+
 def test_a_run_of_older_defaults_is_told_from_another_plan(tmp_path: Path) -> None:
     plan = planned()
     run(plan, FakeBench(), tmp_path / "run")
