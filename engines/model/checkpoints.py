@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from engines.errors import EngineError
 from engines.model.load_weights import HoldsExperts, load_weights
 from engines.model.model_config import ModelConfig, read_json, read_model_config
 from engines.model.mxfp4 import NAN_SCALE
-from engines.model.quantised import AS_THE_MODEL, Quantisation
-from engines.model.single_tensors import Part
+from engines.model.quantised import AS_THE_MODEL, PLAIN_DTYPES, Quantisation
+from engines.model.single_tensors import SCALES_OF_BLOCKS, Part, Shape
 from engines.model.tensor_files import TensorFile, is_finite
 from engines.model.tokenizer import MORE_TEMPLATES, Tokenizer
 from engines.model.wanted_tensors import tensor_shapes as tensor_shapes
@@ -212,7 +212,7 @@ def decisive_files_of(folder: Path, weights: bool = True) -> list[Path]:
 
 
 def _check_tensors(config: ModelConfig, located: dict[str, TensorFile]) -> None:
-    wanted = tensor_shapes(config)
+    wanted = _without_scales_of_wide(tensor_shapes(config), located)
     missing = sorted(wanted.keys() - located.keys())
     left_over = sorted(name for name in located.keys() - wanted.keys() if not _is_unused(name, config))
     if missing:
@@ -232,6 +232,21 @@ def _check_tensors(config: ModelConfig, located: dict[str, TensorFile]) -> None:
             raise EngineError(f"tensor {name!r} has shape {found}, config.json asks for {shape}")
     for name in sorted(located.keys() & {*wanted, _stored_tied_head(config)}):
         _check_form(located[name].path, name, located[name].places[name].dtype, config)
+
+
+def _without_scales_of_wide(wanted: Mapping[str, Shape], located: Mapping[str, TensorFile]) -> dict[str, Shape]:
+    """Those of a file in FP8 blocks, less scales of what it holds wider: by the file, as in transformers. The list of
+    its config (`modules_to_not_convert`) also names what is never in FP8, by names of modules."""
+
+    def is_wide(name: str) -> bool:
+        file = located.get(name)
+        return file is not None and file.places[name].dtype in PLAIN_DTYPES.values()
+
+    return {
+        name: shape
+        for name, shape in wanted.items()
+        if not (name.endswith(SCALES_OF_BLOCKS) and is_wide(name.removesuffix(SCALES_OF_BLOCKS)))
+    }
 
 
 def _check_form(path: Path, name: str, dtype: torch.dtype, config: ModelConfig) -> None:

@@ -23,6 +23,9 @@ from engines.model.quantised import (
     store,
 )
 
+SCALES_OF_BLOCKS = "_scale_inv"
+"""Behind the name of a projection in FP8."""
+
 Shape = tuple[int, ...]
 Part = tuple[slice, ...]
 """Of a tensor, by dimension from the first on."""
@@ -53,13 +56,14 @@ class SingleTensors:
         return self.held(name, self.projected(name, *shape, part=part), form, room=room)
 
     def projected(self, name: str, *shape: int, part: Part = ()) -> Tensor:
-        """A projection inside a layer: these, and only these, may be stored in FP8 with a scale for each block."""
+        """A projection inside a layer: these, and only these, may be stored in FP8 with a scale for each block. Files
+        leave some of them wide (`modules_to_not_convert`), which have no scale."""
         weight = self.read(name, shape, part)
-        if self._config.fp8_block is None:
+        if self._config.fp8_block is None or not (weight.is_meta or weight.dtype is torch.float8_e4m3fn):
             return weight
         rows, columns = self._config.fp8_block
         grid = (-(-shape[0] // rows), -(-shape[1] // columns))
-        scale = self.read(name + "_scale_inv", grid).float()
+        scale = self.read(name + SCALES_OF_BLOCKS, grid).float()
         if weight.is_meta:
             return weight  # only names and shapes are asked for: 45 000 products of nothing would take half a minute
         scale = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
