@@ -102,6 +102,15 @@ def test_rules_that_change_what_lm_eval_gets_are_told(
                 find_spec("optimum") is not None, reason="with quanto there are answers, and others"
             ),
         ),
+        *(
+            pytest.param(
+                {"cache_implementation": kind},
+                marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU there are answers, and the same"),
+            )
+            for kind in ("offloaded", "offloaded_static", "offloaded_hybrid")
+        ),
+        {"cache_implementation": "mamba"},
+        *({"cache_implementation": kind} for kind in ("dynamic", "hybrid", "sliding_window", "paged")),
         {"cache_implementation": "static", "use_mtp": False, "return_dict_in_generate": False},
         {"is_assistant": False, "compile_config": None},
         {"stop_strings": None, "token_healing": False, "dola_layers": None, "num_return_sequences": 1},
@@ -115,7 +124,7 @@ def test_rules_with_which_lm_eval_gets_no_answer_are_told(rules: dict[str, Any],
     try:
         texts_of_hf(load_pair(own).hf, [PROMPT], {"until": ["@@"], "max_gen_toks": N_NEW_TOKENS})
         answers = True
-    except (ValueError, ImportError, AttributeError, TypeError):
+    except (ValueError, ImportError, AttributeError, TypeError, AssertionError):
         answers = False
     notes = notes_on_choices(own, [REQUEST])
     assert len(notes) == (not answers)

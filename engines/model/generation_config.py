@@ -39,6 +39,7 @@ OFF: Mapping[str, Any] = {
     "return_dict_in_generate": False,
     "is_assistant": False,
     "compile_config": None,
+    "cache_implementation": None,
 }
 """Rules that make greedy answers others, with the values that do nothing. Temperature, top_k and top_p change none.
 
@@ -47,8 +48,11 @@ them transformers follows only where it is given a tokenizer, or code of others:
 """
 
 
-ON: Mapping[str, Any] = {"cache_implementation": "quantized"}
-"""Keys of many values, of which one makes answers others."""
+OTHERWISE_OFF: Mapping[str, tuple[Any, ...]] = {
+    "cache_implementation": ("dynamic", "static", "paged", "hybrid", "hybrid_chunked", "sliding_window")
+}
+"""Other values that do nothing. A quantized cache makes answers others, an offloaded one needs a GPU, and one that
+transformers does not know ends with an error."""
 
 
 def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: bool = False) -> tuple[str, ...]:
@@ -62,8 +66,12 @@ def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: b
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         path = folder / CONFIG_FILE
-    asked = {key: value for key, value in read_json(path).items() if key in OFF or (key in ON and value == ON[key])}
-    rules = [f"{key} = {value!r:.40}" for key, value in asked.items() if value not in (None, [], OFF.get(key))]
+    asked = {key: value for key, value in read_json(path).items() if key in OFF}
+    rules = [
+        f"{key} = {value!r:.40}"
+        for key, value in asked.items()
+        if value not in (None, [], OFF[key], *OTHERWISE_OFF.get(key, ()))
+    ]
     notes = (
         (
             "tokenizer_config.json asks for clean_up_tokenization_spaces; texts here keep their blanks, and those of"
