@@ -72,6 +72,7 @@ from harness.unheeded import (
     unheeded_forms,
     unheeded_of_engine,
     unheeded_of_protocol,
+    unheeded_threads,
     warmup_warnings,
 )
 from harness.unheeded_sheets import unheeded_of_device
@@ -119,7 +120,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += rank_problems(engine, devices)
         crowded = [rank_warning(engine), crowded_warning(engine, devices)] if computed else []
         warnings += [*crowded, untried_warning(engine, devices), unheeded_decoding(engine, devices)]
-        warnings.append(unheeded_forms(engine, computed))
+        warnings += [unheeded_threads(engine, devices) if computed else None, unheeded_forms(engine, computed)]
     if run_parts.meeting is not None:
         problems += launch_problems(engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}

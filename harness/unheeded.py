@@ -11,6 +11,7 @@ from engines.model.rope_config import LongScaling
 from engines.techniques.idle import changed
 from engines.techniques.parameters import Composed
 from harness.combinations import mismatch
+from harness.core_sets import in_words
 from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.model_specs import ModelSpec
@@ -110,6 +111,15 @@ def unheeded_decoding(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -
             return None
         return f"{told}: each layer of {technique.technique} waits for its plan without it; remove it"
     return f"{told}: on an accelerator each layer waits for its plan without it; remove it"
+
+
+def unheeded_threads(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> str | None:
+    """Of an arm that goes onto modelled devices alone."""
+    onto = [device for device in devices if mismatch(engine.spec, device) is None]
+    if engine.spec.threads is None or not onto or not all(device.is_modelled for device in onto):
+        return None
+    told = f"engine {engine.label}: threads = {in_words(engine.spec.threads)}"
+    return f"{told} changes nothing: a sheet prices its unit as a whole; remove it"
 
 
 def warmup_warnings(

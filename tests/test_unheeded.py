@@ -244,3 +244,13 @@ def test_decoding_of_a_modelled_device_is_told() -> None:
         " here; remove it"
     )
     assert warnings_of(engine=[arm], device=[M2_ULTRA, HOST]) == []
+
+
+@pytest.mark.parametrize(("threads", "told"), [(2, "2"), ({"decode": 1}, "1 for decode")])
+def test_threads_of_a_modelled_device_are_told(threads: object, told: str) -> None:
+    """Two arms that differ in them alone had the same figures, without a word."""
+    arms = [DROPLESS, DROPLESS | {"name": "b", "threads": threads}]
+    assert warnings_of(engine=arms, device=[M2_ULTRA]) == [
+        f"engine b: threads = {told} changes nothing: a sheet prices its unit as a whole; remove it"
+    ]
+    assert warnings_of(engine=arms, device=[M2_ULTRA, HOST]) == []
