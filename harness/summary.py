@@ -21,7 +21,16 @@ from results.roads import arithmetic_notes, placement_notes, road_notes
 from results.same_requests import unlike_notes
 from results.stop_reached import not_reached
 from results.trial_traces import lost_trace_notes, meter_notes
-from results.units import format_interval, format_known, format_mean, format_number, format_p, si_scale, signed
+from results.units import (
+    format_amount,
+    format_interval,
+    format_known,
+    format_mean,
+    format_number,
+    format_p,
+    si_scale,
+    signed,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -260,7 +269,7 @@ def _figure(row: Row, column: str, scale: float) -> str:
     if not (_known(low) and _known(high)) or high - low <= REPEATED * abs(value):
         error = row["energy_uncertainty_percent"]
         return format_known(value / scale, error / 100 if column == JOULES and _known(error) else None)
-    return format_number(value / scale, max(high - value, value - low) / scale).replace(" ± ", "±")
+    return format_amount(value / scale, max(high - value, value - low) / scale).replace(" ± ", "±")
 
 
 def _accuracy(row: Row) -> str:

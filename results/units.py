@@ -62,6 +62,14 @@ def format_number(value: float, uncertainty: float | None = None) -> str:
     return f"{_fixed(value, last)} ± {_fixed(uncertainty, last)}"
 
 
+def format_amount(value: float, uncertainty: float) -> str:
+    """The same of what is never below 0: a digit of the value stays, however wide its interval: "4000 ± 20000"."""
+    last = uncertainty_digit(uncertainty)
+    if last is None or value == 0:
+        return format_number(value, uncertainty)
+    return f"{_fixed(value, min(last, _last_digit(value, 1)))} ± {_fixed(uncertainty, last)}"
+
+
 def format_interval(low: float, high: float) -> str:
     """ "[11.9, 12.7]", both ends rounded where the digits of half the width end."""
     last = uncertainty_digit((high - low) / 2)
@@ -69,9 +77,11 @@ def format_interval(low: float, high: float) -> str:
 
 
 def format_mean(mean: float, low: float, high: float) -> str:
-    """The mean with the digits that its interval supports."""
+    """The mean with the digits that its interval supports. Of what is not below 0 one at least: `format_amount`."""
     last = uncertainty_digit((high - low) / 2)
-    return _plain(mean) if last is None else _fixed(mean, last)
+    if last is None:
+        return _plain(mean)
+    return _fixed(mean, min(last, _last_digit(mean, 1)) if mean and low >= 0 else last)
 
 
 def format_known(value: float, relative_error: float | None) -> str:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from results.units import (
     figure_scale,
+    format_amount,
     format_bytes,
     format_error,
     format_figure,
@@ -75,6 +76,26 @@ def test_rounding_moves_a_value_by_less_than_its_uncertainty(value: float, uncer
 )
 def test_two_digits_are_kept_only_of_an_uncertainty_that_starts_with_one(uncertainty: float, digit: int | None) -> None:
     assert uncertainty_digit(uncertainty) == digit
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "text", "of_mean"),
+    [
+        (4321.0, 20000.0, "4000 ± 20000", "4000"),  # of two trials: "0 ± 20000" stood there
+        (7321.0, 20000.0, "7000 ± 20000", "7000"),
+        (0.432, 2.3, "0.4 ± 2", "0.4"),
+        (4321.0, 23.0, "4320 ± 20", "4320"),
+        (0.0, 3.0, "0 ± 3", "0.0"),
+    ],
+)
+def test_an_amount_is_not_0_however_wide_its_interval(value: float, half: float, text: str, of_mean: str) -> None:
+    assert format_amount(value, half) == text
+    assert format_mean(value, max(0.0, value - half), value + half) == of_mean
+
+
+def test_a_difference_that_its_interval_hides_is_0() -> None:
+    assert format_mean(0.0012, -0.6, 0.6) == "0.0"
+    assert format_number(0.0012, 0.6) == "0.0 ± 0.6"
 
 
 def test_intervals_are_rounded_at_the_digit_of_half_their_width() -> None:
