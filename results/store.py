@@ -268,11 +268,12 @@ class Store:
     def _remove_orphans(self) -> None:
         known = {row[0] for row in self._connection.execute("SELECT trial_id FROM trial")}
         orphans = [p for p in _trace_files(self.directory) if p.stem not in known]
+        if gone_trials(self._connection):
+            # All that may be left of a trial that was finished. Each kill adds one that stays too.
+            orphans = []
         if len(orphans) > 1:
             # A kill leaves one: that of the trial that was being written.
             raise StoreError(_without_rows(self.directory, orphans))
-        if gone_trials(self._connection):
-            orphans = []  # all that may be left of a trial that was finished
         for path in (*orphans, *(self.directory / "traces").glob("*.tmp")):
             path.unlink(missing_ok=True)
         # Tables and reports appear under hidden names before they are renamed.

@@ -292,6 +292,18 @@ def test_finished_trials_whose_rows_are_gone_are_told_and_what_is_left_of_them_i
         assert told in store.data().remarks[0]
 
 
+def test_what_is_left_of_gone_trials_does_not_keep_a_run_from_going_on_after_kills(directory: Path) -> None:
+    """Beside what a kill leaves it was a second trace without a row, and `--resume` refused the run from then on."""
+    stored(directory, 5)
+    changed("DELETE FROM trial WHERE finished_order = 4")(directory / DATABASE)
+    left = [directory / "traces" / f"{name}.parquet" for name in ("c1-t3", "killed", "killed-again")]
+    for path in left[1:]:
+        shutil.copy(left[0], path)
+        with Store.open(directory) as store:
+            assert len(store.trials()) == 4
+    assert all(path.is_file() for path in left)
+
+
 @pytest.mark.parametrize("how", ["emptied", "removed"])
 def test_a_store_without_a_run_beside_traces_says_so(directory: Path, how: str) -> None:
     stored(directory)
