@@ -76,12 +76,16 @@ def lost_cores(road: Road) -> tuple[str, ...]:
 def build_words(build: Build) -> str:
     """For a list of what a machine is: "kernels for AVX-512, build f73b2221ada7 (g++ 12.2.0; -O3 ...)"."""
     if build.road == "torch":
-        return f"torch alone, {build.torch_instruction_set} (no kernels: {build.reason})"
+        return f"{_torch_words(build)} (no kernels: {build.reason})"
     digits = (build.sha256 or "")[:BUILD_DIGITS]
     return (
         f"kernels for {build.instruction_set}, build {digits} ({build.compiler}; {build.flags});"
         f" torch {build.torch_instruction_set}"
     )
+
+
+def _torch_words(build: Build) -> str:
+    return f"torch alone, {build.torch_instruction_set}"
 
 
 def roads_of(trials: Sequence[Trial]) -> tuple[str, ...]:
@@ -135,11 +139,12 @@ def arithmetic_notes(run: RunData) -> list[str]:
         build = environment.build if not roads or any(of_ours(road) for road in roads) else None
         # A figure of products in bytes is not to pass for one of fp32, on a page where every arm computes so too.
         widths = ", ".join(sorted({width for road in roads if (width := arithmetic_width(road))}))
-        words = (
-            [road_words(road) for road in roads]
-            if build is None
-            else [build_words(build) + (f"; {widths} arithmetic" if widths else "")]
-        )
+        if build is None:
+            words = [road_words(road) for road in roads]
+        else:
+            # `road_notes` tells why there are no kernels.
+            own = _torch_words(build) if build.road == "torch" else build_words(build)
+            words = [own + (f"; {widths} arithmetic" if widths else "")]
         if words:
             devices.setdefault(" / ".join(words), []).append(device)
     return [f"{', '.join(names)}: computed by {words}." for words, names in devices.items()]
