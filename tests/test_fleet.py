@@ -168,6 +168,14 @@ def test_a_worker_whose_processor_leaves_an_arm_out_says_which(monkeypatch: pyte
     (told,) = refused.value.reasons
     assert "other cells here" in told
     assert "left out here: host: by bf16: this processor lacks AVX-512 BF16" in told
+    assert told.endswith("an arm by bf16 needs AVX-512 BF16 on both")
+
+
+def test_a_worker_does_not_speak_of_bf16_where_no_arm_multiplies_it() -> None:
+    with pytest.raises(RefusedError) as refused:
+        OwnRun(PLAN.model_copy(update={"raw": raw_plan(), "max_cells": 10}), "host")
+    (told,) = refused.value.reasons
+    assert told.endswith("give both the same models, data and profiles")
 
 
 DESCRIPTION = Description(process_id="p", host="h").model_dump_json().encode()

@@ -120,6 +120,7 @@ class OwnRun:
         from devices.device_lock import DeviceBusyError
         from engines.errors import EngineError
         from harness.host_lock import host_lock
+        from harness.matrix import own_engines
         from harness.plan import PlanError, draft_plan
         from harness.preflight import preflight
         from harness.run_parts import RunParts
@@ -142,11 +143,12 @@ class OwnRun:
         if whole.plan_hash != sent.plan_hash:
             self._parts.close()
             here = f" (left out here: {'; '.join(whole.not_run)})" if whole.not_run else ""
+            by_bf16 = any(one.spec.quantise.multiplying_bf16 for one in own_engines(draft.named.engines))
             raise RefusedError(
                 (
                     f"the plan makes other cells here (hash {whole.plan_hash}) than at the coordinator"
-                    f" ({sent.plan_hash}){here}; give both the same models, data and profiles; an arm by bf16"
-                    " needs AVX-512 BF16 on both",
+                    f" ({sent.plan_hash}){here}; give both the same models, data and profiles"
+                    + ("; an arm by bf16 needs AVX-512 BF16 on both" if by_bf16 else ""),
                 )
             )
         self._locked = ExitStack()
