@@ -82,6 +82,10 @@ class Cell(Record):
     Its own id where it is that cell; None where the plan has none."""
 
 
+TOP_K_OF_TRANSFORMERS = 50
+"""What a draw is made from where nobody says it."""
+
+
 class Sampling(Record):
     """How the next token is drawn. Temperature 0 is greedy."""
 

@@ -18,7 +18,7 @@ from engines.model.idle_keys import CHANGES_NO_NUMBER
 from harness.plan import draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
-from results.records import Request
+from results.records import Request, Sampling
 from tests.fakes.random_models import write_random_model
 from tests.hf_peer import load_pair, texts_of_hf
 from tests.plans import raw_plan
@@ -81,6 +81,41 @@ def test_rules_that_change_what_lm_eval_gets_are_told(
         f"{key} = {value}"[:40] in note and note.startswith(file) for key, value in rules.items() for note in notes
     )
     assert notes_on_choices(own, [request.model_copy(update={"ignore_end_tokens": True})]) == ()
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("rules", "asked", "is_told"),
+    [
+        ({"top_k": 1}, {}, True),
+        ({"top_p": 1e-6}, {}, True),
+        ({"min_p": 1.0}, {}, True),
+        ({"typical_p": 1e-6}, {}, True),
+        ({"epsilon_cutoff": 0.9}, {}, True),
+        ({"top_h": 1e-6}, {}, True),
+        ({"top_k": 1, "top_p": 1e-6}, {"top_k": 40, "top_p": 0.99}, False),
+        ({"top_k": 50, "top_p": 1.0, "min_p": None, "temperature": 1e-3, "do_sample": True}, {}, False),
+    ],
+    ids=str,
+)
+def test_what_a_model_draws_from_is_told_of_tasks_that_draw_and_do_not_say_it(
+    rules: dict[str, Any], asked: dict[str, float], is_told: bool, folder: Path, tmp_path: Path
+) -> None:
+    """From so few tokens that lm-eval's model always says the same; else its draws differ."""
+    own = shutil.copytree(folder, tmp_path / "model")
+    settings = json.loads((own / "generation_config.json").read_text())
+    (own / "generation_config.json").write_text(json.dumps(settings | rules))
+    hf = load_pair(own).hf
+    generation = {"until": ["@@"], "max_gen_toks": N_NEW_TOKENS, "do_sample": True, "temperature": 1.0, **asked}
+    torch.manual_seed(0)
+    texts = {texts_of_hf(hf, [PROMPT], generation)[0] for _ in range(3)}
+    assert (len(texts) == 1) == is_told
+    sampling = Sampling(temperature=1.0, top_k=int(asked.get("top_k", 50)), top_p=asked.get("top_p", 1.0))
+    draws = REQUEST.model_copy(update={"sampling": sampling})
+    notes = notes_on_choices(own, [REQUEST, draws])
+    assert len(notes) == is_told
+    assert all(f"{key} = {value}" in note for key, value in rules.items() for note in notes)
+    assert notes_on_choices(own, [REQUEST]) == (), "greedy answers are the same"
 
 
 @pytest.mark.numbers

@@ -15,10 +15,9 @@ from lm_eval.api.model import LM, TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from results.records import Completion, Request, Sampling
+from results.records import TOP_K_OF_TRANSFORMERS, Completion, Request, Sampling
 from workloads.base import Tokenizer, WorkloadError
 
-TOP_K_OF_TRANSFORMERS = 50
 SampleIds = Mapping[str, Sequence[str]]
 """By task: what its asked documents are called, in their order."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engines.model.model_config import CONFIG_FILE, GENERATION_CONFIG, read_json
-from results.records import Request
+from results.records import TOP_K_OF_TRANSFORMERS, Request
 
 OFF: Mapping[str, Any] = {
     "repetition_penalty": 1,
@@ -55,7 +55,20 @@ OTHERWISE_OFF: Mapping[str, tuple[Any, ...]] = {
 transformers does not know ends with an error."""
 
 
-def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: bool = False) -> tuple[str, ...]:
+OF_DRAWS: Mapping[str, Any] = {
+    "top_k": TOP_K_OF_TRANSFORMERS,
+    "top_p": 1,
+    "min_p": None,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "top_h": None,
+}
+"""Which tokens a draw is made from, with transformers' own values: a model's stand where a task says nothing. lm-eval
+always says the temperature."""
+
+
+def notes_on_choices(folder: Path, requests: Sequence[Request], asks_to_clean: bool = False) -> tuple[str, ...]:
     """Of rules that transformers follows by itself (and so do lm-eval's `hf` model and vLLM), and no engine here.
 
     They stand in generation_config.json. Where a model brings none, those in its config.json count, as in older files.
@@ -66,11 +79,12 @@ def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: b
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         path = folder / CONFIG_FILE
-    asked = {key: value for key, value in read_json(path).items() if key in OFF}
+    off = {**OFF, **{key: OF_DRAWS[key] for key in _left_to_the_model(requests)}}
+    asked = {key: value for key, value in read_json(path).items() if key in off}
     rules = [
         f"{key} = {value!r:.40}"
         for key, value in asked.items()
-        if value not in (None, [], OFF[key], *OTHERWISE_OFF.get(key, ()))
+        if value not in (None, [], off[key], *OTHERWISE_OFF.get(key, ()))
     ]
     notes = (
         (
@@ -87,3 +101,10 @@ def notes_on_choices(folder: Path, requests: Iterable[Request], asks_to_clean: b
         f"{path.name} asks for {', '.join(rules)}; answers here do not follow it, and lm-eval's hf model"
         " may give others, or none",
     )
+
+
+def _left_to_the_model(requests: Sequence[Request]) -> frozenset[str]:
+    """Of requests that draw, the keys of which their task says nothing: a value of its own stands over the model's."""
+    said = [one.sampling for one in requests if one.sampling.temperature > 0]
+    own: dict[str, set[float]] = {"top_k": {one.top_k for one in said}, "top_p": {one.top_p for one in said}}
+    return frozenset(key for key, default in OF_DRAWS.items() if said and default in own.get(key, {default}))
