@@ -293,3 +293,14 @@ def test_accuracy_of_a_workload_whose_trials_all_failed_is_missing_and_not_unsco
     assert screen(data).table.headings[2].below == "missing"
     unscored = run(named("first", "second"), [*lasting("first", noisy(1.0)), *lasting("second", noisy(2.0))])
     assert screen(unscored).table.headings[2].below == "not scored"
+
+
+def test_where_no_arm_has_a_figure_each_reason_stands_behind_its_arms_the_commonest_first() -> None:
+    """The first arm alone has no room: that is not why the joules of the others are missing."""
+    lost = (reading("all", None, reason="the sheet states no power"),)
+    trials = [*lasting("second", [1.0], energy=lost), *lasting("third", [2.0], energy=lost)]
+    data = run(named("first", "second", "third"), [failed("first", error="boom", kind="stable"), *trials])
+    told = dict.fromkeys(words for _, words in screen(data).sentences)
+    assert "Fewest joules: no arm has a figure: second, third (the sheet states no power), first (" in "".join(told)
+    alike = run(named("second", "third"), trials)
+    assert [w for _, w in screen(alike).sentences][1] == "Fewest joules: the sheet states no power."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from results.ratios import Ratio
 from results.report.against import MODELLED_ONCE
@@ -48,7 +48,7 @@ def sentence(verdict: Verdict, title: str | None = None) -> str:
     best = words[0].upper() + words[1:]
     leader = verdict.leader
     if leader is None:
-        return f"{best}: {verdict.why}."
+        return f"{best}: {_why_nobody(verdict)}."
     names = ", ".join(_named(s) for s in verdict.without[:SHOWN_RIVALS])
     more = len(verdict.without) - SHOWN_RIVALS
     verb = "have" if len(verdict.without) > 1 else "has"
@@ -71,6 +71,21 @@ def _rivals(verdict: Verdict) -> str:
         reasons = {}
         for rival in verdict.rivals:
             reasons.setdefault(rival.why, []).append(rival.standing)
+    return _told(reasons)
+
+
+def _why_nobody(verdict: Verdict) -> str:
+    """Why no arm has a figure: one reason that holds for all, or the commonest first, each behind its arms."""
+    reasons: dict[str, list[Standing]] = {}
+    for standing in verdict.without:
+        assert standing.reason is not None  # a figure that is missing says why
+        reasons.setdefault(standing.reason, []).append(standing)
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    return f"no arm has a figure: {_told(dict(sorted(reasons.items(), key=lambda one: -len(one[1]))))}"
+
+
+def _told(reasons: Mapping[str, Sequence[Standing]]) -> str:
     told = []
     for why, standings in reasons.items():
         more = len(standings) - SHOWN_RIVALS

@@ -328,8 +328,7 @@ def _verdict(quantity: Quantity, figures: Sequence[ArmFigure], standings: Sequen
     known = [(f, s) for f, s in zip(figures, standings, strict=True) if f.value is not None]
     without = tuple(s for s in standings if s.value is None)
     if not known:
-        reasons = dict.fromkeys(s.reason for s in standings if s.reason)
-        return Verdict(quantity, None, (), False, next(iter(reasons), "no arm has a figure"))
+        return Verdict(quantity, None, (), False, without=without)
     rising = quantity == "accuracy" and known[0][0].rising
     best, leader = (max if rising else min)(known, key=lambda pair: pair[0].value or 0.0)
     others = [(f, s) for f, s in known if f is not best]
