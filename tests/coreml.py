@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,12 +93,22 @@ class Recorded(NamedTuple):
     seen: list[LayerInput]
 
 
+class EndedError(Exception):
+    """Nobody asks for what would be computed next."""
+
+
 class Planner:
     """A technique that keeps its plans, or one that gives kept plans again, whatever the routers say then: what is
-    left between two readers of the same plans is their arithmetic."""
+    left between two readers of the same plans is their arithmetic. ends: whether nobody asks for more than this plan,
+    by its place."""
 
-    def __init__(self, technique: Technique, plans: list[DispatchPlan] | None = None) -> None:
-        self._technique, self._left = technique, None if plans is None else list(plans)
+    def __init__(
+        self,
+        technique: Technique,
+        plans: list[DispatchPlan] | None = None,
+        ends: Callable[[int, DispatchPlan], bool] | None = None,
+    ) -> None:
+        self._technique, self._left, self._ends = technique, None if plans is None else list(plans), ends
         self.asks = technique.asks._replace(hidden_state=True)
         self.plans: list[DispatchPlan] = []
         self.seen: list[LayerInput] = []
@@ -109,6 +120,8 @@ class Planner:
         made = self._technique.plan(seen) if self._left is None else self._left.pop(0)
         self.plans.append(made)
         self.seen.append(seen)
+        if self._ends is not None and self._ends(len(self.plans) - 1, made):
+            raise EndedError
         return made
 
 
@@ -118,19 +131,25 @@ def recorded(
     tokens: Sequence[int],
     plans: list[DispatchPlan] | None = None,
     decoded: Sequence[int] = (),
+    ends: Callable[[int, DispatchPlan], bool] | None = None,
 ) -> Recorded:
     """decoded: what follows the prompt, whatever the model would choose. Plans of these are recorded and followed where
-    each layer waits for its plan: `tests.half_reader.PlannedReader`."""
+    each layer waits for its plan: `tests.half_reader.PlannedReader`. ends: see `Planner`; the step of its last plan has
+    no logits."""
     from engines.shown import Shown
 
-    technique = Planner(engine._ready(), plans)
+    technique = Planner(engine._ready(), plans, ends)
     cache = engine._model.new_cache()
     cache.start(len(tokens) + len(decoded))
     shown = Shown(technique.asks, engine._sizes)
     steps: list[tuple[Tensor, ChunkPhase]] = [(one, "prefill") for one in torch.split(torch.tensor(tokens), CHUNK)]
     steps += [(torch.tensor([token]), "decode") for token in decoded]
-    hidden = []
-    for chunk_T, phase in steps:
-        hidden_TH, _ = engine._model.forward(chunk_T, cache, technique, phase, shown=shown)  # type: ignore[arg-type]
-        hidden.append(hidden_TH)
-    return Recorded(engine._model.logits(torch.cat(hidden)), technique.plans, technique.seen)
+    hidden: list[Tensor] = []
+    with suppress(EndedError):
+        for chunk_T, phase in steps:
+            found_TH, _ = engine._model.forward(chunk_T, cache, technique, phase, shown=shown)  # type: ignore[arg-type]
+            hidden.append(found_TH)
+    logits_TL = (
+        engine._model.logits(torch.cat(hidden)) if hidden else torch.empty(0, engine._model.config.vocabulary_size)
+    )
+    return Recorded(logits_TL, technique.plans, technique.seen)

@@ -108,11 +108,13 @@ def same_as_torch_in_fp32_or_undecided(
     error = 2 * largest(zip(ours.logits_TL[:first], same_plans.logits_TL[:first], strict=True))
     for own_L, theirs_L in zip(own_NL, theirs_NL, strict=True):
         assert float(own_L.max() - own_L[theirs_L.argmax()]) < error
-    free = recorded(graphs, read, decoded=tokens[:-1])
-    for place, (own, other) in enumerate(zip(ours.plans, free.plans, strict=True)):
-        if pairs_of(own, 1) != pairs_of(other, 1):
-            assert_undecided(place, ours, same_plans, free, in_torch)
-            break
+    own_pairs = [pairs_of(plan, 1) for plan in ours.plans]
+    free = recorded(graphs, read, decoded=tokens[:-1], ends=lambda place, plan: pairs_of(plan, 1) != own_pairs[place])
+    place = len(free.plans) - 1
+    if pairs_of(free.plans[place], 1) != own_pairs[place]:
+        assert_undecided(place, ours, same_plans, free, in_torch)
+    else:
+        assert len(free.plans) == len(own_pairs)
 
 
 def assert_undecided(place: int, ours: Recorded, same_plans: Recorded, free: Recorded, in_torch: Converted) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ Arithmetic = Literal["float16", "float32"]
 
 WIDE_BYTES = 256 * 2**20
 """Of constants that an interpreter keeps in float64: all of a small model. What is beyond is widened in each step."""
+FEW = 512
+"""Fewer are widened sooner than they are looked up."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Interpreter:
 
         def kept(value: Any) -> Any:
             if id(value) not in wide and is_half(value) and value.size * 8 <= self._left_wide:
-                wide[id(value)] = value.astype(np.float64)
+                wide[id(value)] = widened(value)
                 self._left_wide -= value.size * 8
             return wide.get(id(value), value)
 
@@ -144,7 +147,7 @@ def run(
         if isinstance(value, list):
             return [wide(one) for one in value]
         # In float64, so that what is rounded to fp16 does not hang on the order in which this processor adds.
-        return value.astype(np.float64) if is_half(value) and step.operation not in MOVES else value
+        return widened(value) if is_half(value) and step.operation not in MOVES else value
 
     for step in function.steps:
         if step.operation == "read_state":
@@ -162,6 +165,21 @@ def run(
 
 def is_half(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.float16
+
+
+def widened(value: Values) -> Values:
+    """fp16 in float64. numpy widens one number after another, which takes longer than to look them up."""
+    if value.size < FEW:
+        return value.astype(np.float64)
+    found: Values = _all_halves().take(value.view(np.uint16))
+    return found
+
+
+@cache
+def _all_halves() -> Values:
+    """In float64, by their bits."""
+    with np.errstate(invalid="ignore"):  # some are NaN that signal
+        return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float64)
 
 
 # --- reading a package ------------------------------------------------------------------------------------------------

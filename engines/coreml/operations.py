@@ -37,7 +37,7 @@ def _convolution(given: Given) -> Values:
     unusual = [
         name
         for name, plain in (("strides", 1), ("dilations", 1), ("groups", 1), ("pad", 0))
-        if name in given and np.any(np.asarray(given[name]) != plain)
+        if name in given and any(number != plain for number in _whole(given[name]))
     ]
     if weight.shape[2:] != (1, 1) or unusual:
         raise EngineError(
