@@ -13,7 +13,7 @@ IS_OURS = "JOULEBENCH_SET_SPINCOUNT"
 
 def _let_threads_of_torch_sleep() -> None:
     """Between two products of torch our kernels compute on threads of their own, on the same cores. By default those of
-    torch spin meanwhile, for about a millisecond each time, and take the CPU from them: prefill took 1.3 to 2 times as
+    torch spin meanwhile, for milliseconds each time, and take the CPU from them: prefill took 1.3 to 2 times as
     long on two cores, and twice the CPU time (docs/decisions/0028). What a user has set stands."""
     if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", SPIN_COUNT} & os.environ.keys():
         os.environ |= {SPIN_COUNT: FEW_LOOKS, IS_OURS: "1"}

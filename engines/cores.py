@@ -208,7 +208,7 @@ class PhaseCores:
             return
         cores = self._home if setting.cores is None else setting.cores
         n_workers = setting.n_threads - 1
-        # Idle workers of OpenMP spin for milliseconds before they sleep: not where this phase computes.
+        # Idle workers of OpenMP spin before they sleep, for milliseconds as a user may set it (docs/decisions/0028).
         elsewhere = self._home - cores
         for thread_id in self._torch_ids[n_workers:] if elsewhere else ():
             _bind(thread_id, elsewhere)
