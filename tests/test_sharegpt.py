@@ -57,10 +57,10 @@ def test_each_turn_is_asked_after_the_recorded_answers(tmp_path: Path) -> None:
 
 def test_new_tokens_are_bounded_by_the_recorded_answer_and_by_the_plan(tmp_path: Path) -> None:
     long, short = "a long answer " * 20, "No."
-    talk = [("human", "x"), ("gpt", long), ("human", "y"), ("gpt", short), ("human", "z"), ("gpt", "")]
+    talk = [("human", "x"), ("gpt", long), ("human", "y"), ("gpt", short)]
     requests = replay(tmp_path, ("a", talk), max_new_tokens=10).requests(TOKENIZER, 4096)
     assert len(TOKENIZER.encode(long)) > 10
-    assert [r.max_new_tokens for r in requests] == [10, len(TOKENIZER.encode(short)), 1]
+    assert [r.max_new_tokens for r in requests] == [10, len(TOKENIZER.encode(short))]
     assert {r.kind for r in requests} == {"generate"}
     assert {r.sampling.temperature for r in requests} == {0.0}
 
@@ -69,6 +69,22 @@ def test_an_answer_without_its_question_is_left_out_and_counted(tmp_path: Path) 
     workload = replay(tmp_path, ("chunk_1", [("gpt", "as I said"), ("human", "Go on"), ("gpt", "More")]))
     assert prompts(workload.requests(TOKENIZER, 4096)) == {"sharegpt/chunk_1/turn1": "<user>Go on<assistant>"}
     assert workload.notes == ("1 of 1 conversations begin with an answer, which was left out",)
+
+
+@pytest.mark.parametrize("answers", ["recorded", "generated"])
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_a_turn_with_a_blank_question_or_answer_is_left_out_and_counted(
+    blank: str, answers: str, tmp_path: Path
+) -> None:
+    """Its texts stay where later turns stand on them."""
+    talk = [("human", blank), ("gpt", "First"), ("human", "Two"), ("gpt", blank), ("human", "Three"), ("gpt", "3")]
+    other = [("human", "One"), ("gpt", "1")]
+    workload = replay(tmp_path, ("a", talk), ("b", other), answers=answers)
+    assert prompts(workload.requests(TOKENIZER, 4096)) == {
+        "sharegpt/a/turn3": f"<user>{blank}<assistant>First<user>Two<assistant>{blank}<user>Three<assistant>",
+        "sharegpt/b/turn1": "<user>One<assistant>",
+    }
+    assert "2 turns have a blank question or answer, and were left out" in workload.notes
 
 
 def test_a_system_message_stays_before_the_first_turn(tmp_path: Path) -> None:

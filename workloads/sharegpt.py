@@ -11,10 +11,11 @@ is computed:
 
 (Under a technique that couples tokens only whole prefill chunks are kept: `engines.prefix`.)
 
-A third of the file begins in the middle of a conversation, with an answer to a question that is not there. Such
-answers are left out and the replay starts at the first human turn. Neighbouring messages of one role are joined. Turns
-that are too long for the model are left out, never cut, and `notes` counts them, or they are an error (`too_long`). The
-last fifth of the file is never asked: it is for calibration.
+A third of the file begins in the middle of a conversation, with an answer to a question that is not there. Such answers
+are left out and the replay starts at the first human turn. Neighbouring messages of one role are joined. A turn whose
+question or answer is blank is left out and counted: an answer of no tokens bounds none. Turns that are too long for the
+model are left out, never cut, and `notes` counts them, or they are an error (`too_long`). The last fifth of the file is
+never asked: it is for calibration.
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ class ShareGPT(GenerationWorkload):
             notes.append(STANDS_ON_OWN_ANSWERS)
         if n_chunks := sum(ROLES[row["conversations"][0]["from"]] == "assistant" for row in chosen):
             notes.append(f"{n_chunks} of {len(chosen)} conversations begin with an answer, which was left out")
+        if n_blank := sum(self._n_blank(row) for row in chosen):
+            notes.append(f"{n_blank} turns have a blank question or answer, and were left out")
         return Built(requests, tuple(notes))
 
     def _split(self) -> tuple[list[Row], list[Row]]:
@@ -145,18 +148,32 @@ class ShareGPT(GenerationWorkload):
     def _turns(self, conversation: Row, tokenizer: Tokenizer) -> Iterator[Turn]:
         """The human turns that were answered, numbered from 1 in the conversation."""
         messages = _messages(conversation["conversations"])
-        answered = [
-            i
-            for i in range(len(messages) - 1)
-            if messages[i]["role"] == "user" and messages[i + 1]["role"] == "assistant"
-        ]
-        for number, i in enumerate(answered[: self._parameters.max_turns], start=1):
+        for number, i in enumerate(self._answered(messages), start=1):
+            if _is_blank(messages, i):
+                continue
             n_answer_tokens = len(tokenizer.encode(messages[i + 1]["content"]))
             yield Turn(
                 f"sharegpt/{conversation['id']}/turn{number}",
                 messages[: i + 1],
                 max(1, min(n_answer_tokens, self._parameters.max_new_tokens)),
             )
+
+    def _answered(self, messages: Sequence[Message]) -> list[int]:
+        """Positions of the questions with an answer behind them."""
+        return [
+            i
+            for i in range(len(messages) - 1)
+            if messages[i]["role"] == "user" and messages[i + 1]["role"] == "assistant"
+        ][: self._parameters.max_turns]
+
+    def _n_blank(self, conversation: Row) -> int:
+        messages = _messages(conversation["conversations"])
+        return sum(_is_blank(messages, i) for i in self._answered(messages))
+
+
+def _is_blank(messages: Sequence[Message], i: int) -> bool:
+    """A question, or the answer behind it."""
+    return not all(message["content"].strip() for message in messages[i : i + 2])
 
 
 def _told_apart(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
