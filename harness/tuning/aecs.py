@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from devices.models.core_clusters import CoreCluster, Selection
 from harness.tuning.power_heuristic import Heuristic, PowerHeuristic, ThreadHeuristic
-from harness.tuning.race import Answer, Ask, Failed, Reading, drive
+from harness.tuning.race import AllFailedError, Answer, Ask, Failed, Reading, drive
 from harness.tuning.selections import Tree, all_selections, candidates, growing
 
 PROBE_TOKENS = 50
@@ -107,7 +107,9 @@ class SearchResult:
 
     chosen: Selection
     fastest: Selection
-    """Stage 1's; of an exhaustive search the fastest of all."""
+    """Stage 1's, or where it failed in stage 2 the fastest candidate; of an exhaustive search the fastest of all."""
+    root: Selection
+    """Of the candidates: stage 1's fastest, though it failed later."""
     first_probes: tuple[tuple[Selection, Reading], ...]
     probed: tuple[Probed, ...]
     """Stage 2's candidates."""
@@ -138,27 +140,41 @@ def search(clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParame
 
 
 def asking(clusters: Sequence[CoreCluster], parameters: AecsParameters = AECS) -> Asking:
-    """Both stages. A candidate of stage 2 that cannot be probed is left out.
+    """Both stages. A candidate of stage 2 that cannot be probed is left out. Where it is stage 1's fastest, "as fast as
+    the fastest" means the fastest of those that can.
 
     Raises ValueError where energy is to be measured and a probe has none, where a clock is not known, and where nothing
     can be probed.
     """
-    fastest, first = yield from _find_fastest(clusters, parameters)
-    best = dict(first)[fastest].speed_tokens_per_s
-    nodes = list(candidates(clusters, fastest, parameters.tree))[: parameters.most_candidates]
+    root, first = yield from _find_fastest(clusters, parameters)
+    best = dict(first)[root].speed_tokens_per_s
+    nodes = list(candidates(clusters, root, parameters.tree))[: parameters.most_candidates]
     if parameters.order == "estimated power":
         nodes.sort(key=lambda node: parameters.heuristic.watts(clusters, node))
     probed: list[Probed] = []
+    failed: dict[Selection, str] = {}
     for node in nodes:
         answer = yield Ask(node, 1, "candidates", len(nodes))
         if isinstance(answer, Failed):
+            failed[node] = answer.reason
             continue
         probed.append(_judged(clusters, node, answer, parameters))
         if parameters.ends_at is not None and answer.speed_tokens_per_s >= parameters.ends_at * best:
             break
-    if parameters.floor_from == "stage 1 and last" and probed:
+    if not probed:
+        raise AllFailedError(failed)
+    fastest = root
+    if root in failed:
+        fastest, best = _fastest(probed)
+    if parameters.floor_from == "stage 1 and last":
         best = statistics.fmean((best, probed[-1].reading.speed_tokens_per_s))
-    return _choice(fastest, tuple(first), tuple(probed), (1.0 - parameters.slowdown) * best)
+    return _choice(fastest, root, tuple(first), tuple(probed), (1.0 - parameters.slowdown) * best)
+
+
+def _fastest(probed: Sequence[Probed]) -> tuple[Selection, float]:
+    """With its speed."""
+    found = max(probed, key=lambda each: each.reading.speed_tokens_per_s)
+    return found.selection, found.reading.speed_tokens_per_s
 
 
 def _find_fastest(
@@ -185,9 +201,8 @@ def _find_fastest(
 def search_all(clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = AECS) -> SearchResult:
     """Every selection probed once, the yardstick: the least energy of those within the slowdown of the fastest."""
     probed = tuple(_judged(clusters, one, probe(one), parameters) for one in all_selections(clusters))
-    fastest = max(probed, key=lambda each: each.reading.speed_tokens_per_s)
-    floor = (1.0 - parameters.slowdown) * fastest.reading.speed_tokens_per_s
-    return _choice(fastest.selection, (), probed, floor)
+    fastest, speed = _fastest(probed)
+    return _choice(fastest, fastest, (), probed, (1.0 - parameters.slowdown) * speed)
 
 
 def heuristic_energy_j(
@@ -218,10 +233,11 @@ def _judged(
 
 def _choice(
     fastest: Selection,
+    root: Selection,
     first: tuple[tuple[Selection, Reading], ...],
     probed: tuple[Probed, ...],
     floor_tokens_per_s: float,
 ) -> SearchResult:
     allowed = [each for each in probed if each.reading.speed_tokens_per_s >= floor_tokens_per_s]
     chosen = min(allowed, key=lambda each: each.energy_j).selection if allowed else fastest
-    return SearchResult(chosen, fastest, first, probed, floor_tokens_per_s, not allowed)
+    return SearchResult(chosen, fastest, root, first, probed, floor_tokens_per_s, not allowed)

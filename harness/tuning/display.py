@@ -193,7 +193,7 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
         )
     else:
         # Later probes may read otherwise than the one that set the floor.
-        fastest = "from stage 1's probe of" if options.is_once else "the fastest is"
+        fastest = "from one probe of" if options.is_once else "the fastest is"
         floor = _speed(result.floor_tokens_per_s) if result.floor_tokens_per_s is not None else "none"
         why = (
             f"costs least of those of {counted} that are at most {slower}: {energy} ({method}) at {speed};"

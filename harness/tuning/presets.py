@@ -135,7 +135,9 @@ def _result(
     readings: dict[Selection, list[Reading]],
     failed: dict[Selection, str],
 ) -> RaceResult[Selection]:
-    """Of the last reading of each, by which it was judged."""
+    """Of the last reading of each, by which it was judged. What failed later has none that counts."""
+    n_probes = sum(map(len, readings.values())) + len(failed)
+    readings = {arm: own for arm, own in readings.items() if arm not in failed}
     speed = {arm: own[-1].speed_tokens_per_s for arm, own in readings.items()}
     cost = {arm: heuristic_energy_j(clusters, arm, own[-1], parameters) for arm, own in readings.items()}
     candidates = {each.selection for each in found.probed}
@@ -175,8 +177,8 @@ def _result(
         floor_tokens_per_s=found.floor_tokens_per_s,
         speed_noise=None,
         cost_noise=None,
-        n_probes=sum(map(len, readings.values())) + len(failed),
+        n_probes=n_probes,
         n_rounds=1,
         drawn_in=0,
-        steps=steps_of(clusters, walked, (found.fastest,), parameters.tree),
+        steps=steps_of(clusters, walked, (found.root,), parameters.tree),
     )
