@@ -42,6 +42,15 @@ def test_linear_is_the_product_with_the_widened_matrix(form: str, n_rows: int) -
 
 
 @needs_compiler
+@stored
+@pytest.mark.parametrize("n_rows", [*range(1, 10), 16, 24])
+def test_products_of_rows_that_share_their_places_in_a_cache_are_the_oracles(form: str, n_rows: int) -> None:
+    """Rows of floats lie 4 KB apart: inputs of several tokens are then laid out otherwise."""
+    x, weight = random(n_rows, 1024), STORED[form](random(29, 1024, seed=5) / 32)
+    assert relative_error(native.linear(x, weight), x.double() @ weight.to(torch.float32).double().T) < 1e-6
+
+
+@needs_compiler
 @pytest.mark.parametrize("form", STORED)
 def test_rows_are_those_of_the_widened_matrix(form: str) -> None:
     weight = STORED[form](random(130, 384, seed=5) / 384**0.5)
@@ -109,11 +118,16 @@ def test_how_rows_are_shared_out_changes_no_bit_where_columns_fill_no_register(f
 
 
 def experts_stored(form: str) -> tuple[ExpertWeights, ExpertWeights]:
-    """Five experts in a form, and as floats. Their 130 inner rows fill no tile."""
+    """Their 130 inner rows fill no tile."""
     inner = 192 if form.startswith(("int4 g32", "int4 g64", "mxfp4")) else 256 if form == "int4 g128" else 130
+    return experts_of(form, 256, inner)
+
+
+def experts_of(form: str, hidden: int, inner: int) -> tuple[ExpertWeights, ExpertWeights]:
+    """Five experts in a form, and as floats."""
     stored = [
-        [STORED[form](m) for m in (random(inner, 256, seed=e) / 16, random(inner, 256, seed=10 + e) / 16)]
-        + [STORED[form](random(256, inner, seed=20 + e) / 11)]
+        [STORED[form](random(inner, hidden, seed=e + first) / hidden**0.5) for first in (0, 10)]
+        + [STORED[form](random(hidden, inner, seed=20 + e) / inner**0.5)]
         for e in range(5)
     ]
     widened = [[matrix.to(torch.float32) for matrix in one] for one in stored]
@@ -137,6 +151,23 @@ def test_sum_of_experts_is_the_oracles(form: str, n_threads: int, n_tokens: int)
     plan = dropless().plan(seen(routing))
     torch.set_num_threads(n_threads)
     found = execute(plan, hidden, experts)
+    assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6
+
+
+@needs_compiler
+@stored
+@pytest.mark.parametrize(("width", "inner"), [(1024, 128), (128, 1024)])
+@pytest.mark.parametrize("n_tokens", [2, 7, 100])
+def test_experts_whose_rows_share_their_places_in_a_cache_are_the_oracles(
+    form: str, width: int, inner: int, n_tokens: int
+) -> None:
+    """Rows of floats lie 4 KB apart. Calls of a few rows alone, and beside calls of many."""
+    experts, widened = experts_of(form, width, inner)
+    assert experts.table is not None
+    hidden, weights = random(n_tokens, width), random(n_tokens, 2, seed=8).abs()
+    first = torch.where(torch.arange(n_tokens) % 25 > 4, 4, torch.arange(n_tokens) % 25 % 4)
+    routing = Routing(torch.stack([first, (first + 1) % 5], dim=1), weights, 5)
+    found = execute(dropless().plan(seen(routing)), hidden, experts)
     assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6
 
 

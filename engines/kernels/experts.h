@@ -56,21 +56,21 @@ inline void in_pieces(int64_t n, const F& visit) {
 }
 
 // What goes into `down` of a few rows, whose prepared inputs lie `stride` floats apart: columns from .. to - 1 of
-// inner_RI. All gate rows are read and then all up rows: four places are read at a time and not eight.
+// inner_RI, whose rows lie `inner_stride` apart. All gate rows are read and then all up rows: four places are read at a time
+// and not eight.
 inline void narrow_gate_up(const Matrix& gate, const Matrix& up, int64_t from, int64_t to, int64_t n_rows,
-                           const float* input, int64_t stride, float* inner_RI) {
-  const int64_t width = gate.rows;
+                           const float* input, int64_t stride, float* inner_RI, int64_t inner_stride) {
   const auto each_product = [&](const Matrix& m, const auto& take) {
     in_streams(m, from, to, [&](int64_t i, int64_t step, int n) {
       in_pieces(n_rows, [&](int64_t first, int rows) {
         each_dot(m, i, step, n, rows, input + first * stride, [&](int k, int r, float result) {
-          take(inner_RI[(first + r) * width + i + k * step], result);
+          take(inner_RI[(first + r) * inner_stride + i + k * step], result);
         });
       });
     });
   };
   each_product(gate, [](float& into, float result) { into = result; });
-  for (int64_t r = 0; r < n_rows; r++) silu_row(inner_RI + r * width + from, to - from);
+  for (int64_t r = 0; r < n_rows; r++) silu_row(inner_RI + r * inner_stride + from, to - from);
   each_product(up, [](float& into, float result) { into *= result; });
 }
 
@@ -86,32 +86,52 @@ inline void narrow_down(const Matrix& down, int64_t begin, int64_t end, int64_t 
   });
 }
 
+// Inputs of n rows from `first` on, as the narrow kernels take them.
+inline void prepare_input(const Experts& e, int64_t first, int64_t n, const Matrix& gate, float* prepared) {
+  thread_local std::vector<float> buffer;
+  const int64_t hidden = gate.columns, stride = input_stride(gate);
+  if (input_of(gate) == Input::kPlain) {
+    for (int64_t r = 0; r < n; r++) copy_row(e, first + r, hidden, prepared + r * stride);
+    return;
+  }
+  float* rows = scratch(buffer, n * hidden);
+  for (int64_t r = 0; r < n; r++) copy_row(e, first + r, hidden, rows + r * hidden);
+  prepare_rows(gate, rows, n, prepared);
+}
+
+// How far apart rows of what goes into `down` are made: as they are multiplied, where that is the plain way.
+inline int64_t inner_stride_of(const Matrix& down) {
+  return input_of(down) == Input::kPlain ? input_stride(down) : down.columns;
+}
+
 // All experts of a layer are stored alike: the first called speaks for them.
 inline void narrow_experts(const Experts& e, int n_threads) {
   const Timed timed(kGateUp);
-  thread_local std::vector<float> gathered, input_buffer, inner_buffer, prepared_buffer;
+  thread_local std::vector<float> input_buffer, inner_buffer, prepared_buffer;
   const int64_t n_rows = e.first_C[e.n_calls], hidden = e.gate(0).columns, width = e.gate(0).rows;
-  const int64_t down_stride = input_stride(e.down(0));
-  const float* rows_RH = e.hidden_TH;
+  const int64_t down_stride = input_stride(e.down(0)), inner_stride = inner_stride_of(e.down(0));
+  const float* input;
   int64_t up_stride = 0;  // of one token without padding, every row is that token
   if (e.n_tokens > 1 || std::find(e.token_R, e.token_R + n_rows, -1) != e.token_R + n_rows) {
-    float* to = scratch(gathered, n_rows * hidden);
-    rows_RH = to;
-    for (int64_t r = 0; r < n_rows; r++) copy_row(e, r, hidden, to + r * hidden);
     up_stride = input_stride(e.gate(0));
+    float* prepared = scratch(input_buffer, n_rows * up_stride);
+    prepare_input(e, 0, n_rows, e.gate(0), prepared);
+    input = prepared;
+  } else {
+    input = prepared_rows(e.gate(0), e.hidden_TH, 1, input_buffer);
   }
-  const float* input = prepared_rows(e.gate(0), rows_RH, up_stride ? n_rows : 1, input_buffer);
-  float* inner_RI = scratch(inner_buffer, n_rows * width);
+  float* inner_RI = scratch(inner_buffer, n_rows * inner_stride);
   in_row_chunks(e.n_calls * width, row_bytes(e.gate(0)), 2, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = begin / width; call * width < end; call++) {
       if (!e.is_made(call)) continue;
       const int64_t start = call * width, first = e.first_C[call];
       narrow_gate_up(e.gate(call), e.up(call), std::max(begin, start) - start, std::min(end - start, width),
-                     e.n_rows(call), input + first * up_stride, up_stride, inner_RI + first * width);
+                     e.n_rows(call), input + first * up_stride, up_stride, inner_RI + first * inner_stride, inner_stride);
     }
   });
   const Timed timed_down(kDown);
-  const float* prepared = prepared_rows(e.down(0), inner_RI, n_rows, prepared_buffer);
+  const bool is_plain = input_of(e.down(0)) == Input::kPlain;
+  const float* prepared = is_plain ? inner_RI : prepared_rows(e.down(0), inner_RI, n_rows, prepared_buffer);
   if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not calls, so that no two threads add to the same one.
   in_row_chunks(hidden, row_bytes(e.down(0)), e.n_calls, n_threads, [&](int64_t begin, int64_t end) {
@@ -124,15 +144,6 @@ inline void narrow_experts(const Experts& e, int n_threads) {
                   });
     }
   });
-}
-
-// Inputs of n rows from `first` on, as the narrow kernels take them.
-inline void prepare_input(const Experts& e, int64_t first, int64_t n, const Matrix& gate, float* prepared) {
-  thread_local std::vector<float> buffer;
-  const bool is_plain = input_of(gate) == Input::kPlain;
-  float* rows = is_plain ? prepared : scratch(buffer, n * gate.columns);
-  for (int64_t r = 0; r < n; r++) copy_row(e, first + r, gate.columns, rows + r * gate.columns);
-  if (!is_plain) prepare_rows(gate, rows, n, prepared);
 }
 
 // Calls of a few rows are made by the narrow kernels here too, each when its turn comes, so that a token's results are
@@ -151,6 +162,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
   thread_local std::vector<float> input_buffer, inner_buffer;
   const int64_t hidden = e.gate(0).columns, width = e.gate(0).rows;
   const int64_t up_stride = input_stride(e.gate(0)), down_stride = input_stride(e.down(0));
+  const int64_t inner_stride = inner_stride_of(e.down(0));
   const bool is_plain = input_of(e.down(0)) == Input::kPlain;  // few rows are multiplied as they are made
   // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
   constexpr int64_t half = kTileRows / 2, of_group = kGroupRows / 2;
@@ -172,7 +184,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
     return block.is_few ? (block.n * stride + 15) / 16 * 16 : packed_size(block.n, columns);
   };
   const auto input_size = [&](const Block& block) { return size(block, up_stride, hidden); };
-  const auto inner_size = [&](const Block& block) { return size(block, width, width); };
+  const auto inner_size = [&](const Block& block) { return size(block, inner_stride, width); };
   const auto prepared_size = [&](const Block& block) {
     return block.is_few && !is_plain ? size(block, down_stride, 0) : 0;
   };
@@ -214,7 +226,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
       const int64_t first = units[unit].first, n = units[unit].n;
       if (block.is_few) {
         narrow_gate_up(e.gate(block.call), e.up(block.call), first, first + n, block.n, block.packed, up_stride,
-                       block.inner);
+                       block.inner, inner_stride);
         continue;
       }
       const Matrix* const own[] = {&e.gate(block.call), &e.up(block.call)};

@@ -11,95 +11,17 @@
 
 #include "bf16.h"
 #include "matrix.h"
+#include "narrow_in_order.h"
 #include "narrow_rounded.h"
 #include "pool.h"
 
 constexpr int kMaxTokens = 8;
 constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough
 
-// Sums that registers hold beside four weights and an input.
-constexpr int kMostSums = kLanes == 16 ? 24 : 12;
+// Of bytes. Where signs are taken from weights, four rows in halves of two tokens are faster than one or two rows of all.
+constexpr int kMostOfBytes = kMultipliesBytes || kLanes == 16 ? kStreams * kMaxTokens : 12;
 // Of int4, whose parts have a total each beside them: more are made in halves.
 constexpr int kMostParts = kLanes == 16 ? 24 : 8;
-
-// R matrix rows, `step` rows apart, times T input rows: out[R][T]. As many sums as registers hold.
-template <class S, int R, int T>
-inline void dot_at_once(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
-  const int64_t apart = step * columns;
-  constexpr int U = sums_of_row(T);
-  fN sums[U][R][T] = {};
-  const auto held = [](fN value) { return T > 2 && kLanes == 16 ? in_register(value) : value; };
-  const auto add = [&](int64_t c, int u) __attribute__((always_inline)) {
-    fN weights[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) weights[r] = held(S::widen(rows + r * apart + c));
-#pragma GCC unroll 8
-    for (int t = 0; t < T; t++) {
-      const fN input = held(load<fN>(x + t * columns + c));
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) sums[u][r][t] += weights[r] * input;
-    }
-  };
-  constexpr int64_t kBytes = sizeof(typename S::element), kAtOnce = std::max(kLanes * U * kBytes, kLine);
-  int64_t c = 0;
-  for (; c + kLanes * U <= columns; c += kLanes * U) {
-    if (c * kBytes % kAtOnce == 0) {
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) ask_ahead(rows + r * apart + c, kAtOnce, ahead_of(R));
-    }
-#pragma GCC unroll 4
-    for (int u = 0; u < U; u++) add(c + kLanes * u, u);
-  }
-  for (; c + kLanes <= columns; c += kLanes) add(c, 0);
-  if (c < columns) {  // a register that zeros fill: of columns one by one the rounding hung on how many rows and tokens
-    const int64_t rest = columns - c;
-    fN weights[R];
-    for (int r = 0; r < R; r++) {
-      typename S::element last[kLanes] = {};
-      std::copy_n(rows + r * apart + c, rest, last);
-      weights[r] = S::widen(last);
-    }
-#pragma GCC unroll 8
-    for (int t = 0; t < T; t++) {
-      fN input = {};
-      std::memcpy(&input, x + t * columns + c, rest * sizeof(float));
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) sums[0][r][t] = add_product(sums[0][r][t], weights[r], input);
-    }
-  }
-  const auto total = [&](int i) {
-    fN total = sums[0][i / T][i % T];
-#pragma GCC unroll 4
-    for (int u = 1; u < U; u++) total += sums[u][i / T][i % T];
-    return total;
-  };
-  sum_each<R * T>(total, out);
-}
-
-// out[R][T] as dot(number of tokens, x, out) makes it of so many that there are no more than Most sums: half of the tokens
-// after the other, for the rows are near then. x: `stride` floats between tokens.
-template <int R, int T, int Most, class F>
-inline void in_halves(const float* x, int64_t stride, float* out, const F& dot) {
-  if constexpr (R * T <= Most) {
-    dot(std::integral_constant<int, T>{}, x, out);
-  } else {
-    constexpr int A = (T + 1) / 2, B = T - A;
-    float first[R * A], second[R * B];
-    in_halves<R, A, Most>(x, stride, first, dot);
-    in_halves<R, B, Most>(x + A * stride, stride, second, dot);
-    for (int r = 0; r < R; r++) {
-      std::copy_n(first + r * A, A, out + r * T);
-      std::copy_n(second + r * B, B, out + r * T + A);
-    }
-  }
-}
-
-template <class S, int R, int T>
-inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
-  in_halves<R, T, kMostSums>(x, columns, out, [&](auto n, const float* some, float* to) {
-    dot_at_once<S, R, n>(rows, step, columns, some, to);
-  });
-}
 
 // Small floats read as large ones with the same bits are the value times 2^-120 or so. The input carries this factor so
 // that products lie in the middle of the range, and the rest is put right once for each sum. All powers of two: exact.
@@ -204,6 +126,7 @@ inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x,
 // Sign, exponent and mantissa, moved to where a float has them, are the value times 2^-126; see kRaise.
 template <int R, int T>
 inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
+  const int64_t stride = plain_stride(m.columns);
   const NibbleRows<R, uint8_t> rows(m, row, step);
   fN totals[R][T] = {};
   for (int64_t block = 0; block < m.columns; block += kNibbleBlock) {
@@ -218,7 +141,7 @@ inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x
         for (int j = 4 * half; j < 4 * half + 4; j += kNibbles) {
           const fN weight = (fN)((wN)(words << (28 - nibble_shift(j))) >> 6 & (wN{} + int32_t(0x81C00000)));
 #pragma GCC unroll 8
-          for (int t = 0; t < T; t++) parts[t] += weight * load<fN>(x + t * m.columns + block + 8 * j);
+          for (int t = 0; t < T; t++) parts[t] += weight * load<fN>(x + t * stride + block + 8 * j);
         }
         const float scale = mxfp4_scale(*rows.scale(r, block + 32 * half));
 #pragma GCC unroll 8
@@ -248,7 +171,7 @@ inline int64_t input_stride(const Matrix& m) {
     case Input::kBytesForInt8:
     case Input::kBytesForInt4:
     case Input::kDigitsForInt4: return rounded_stride(m);
-    default: return m.columns;
+    default: return plain_stride(m.columns);
   }
 }
 
@@ -259,7 +182,10 @@ inline void dot_rows(const Matrix& m, int64_t row, int64_t step, const float* x,
   if constexpr (!InOrder) {
     if (is_by_pairs(m)) return dot_pairs<R, T>(m, row, step, x, out);
     if (m.format == kMxfp4) return dot_mxfp4<R, T>(m, row, step, x, out);
-    if (m.format == kInt8) return dot_int8_bytes<R, T>(m, row, step, x, out);
+    if (m.format == kInt8)
+      return in_halves<R, T, kMostOfBytes>(x, rounded_stride(m), out, [&](auto n, const float* some, float* to) {
+        dot_int8_bytes<R, n>(m, row, step, some, to);
+      });
     if (m.arithmetic == kByInt8) return dot_int4_bytes<1, R, T>(m, row, step, x, out);
     if constexpr (kMultipliesBytes) return dot_int4_bytes<kDigits, R, T>(m, row, step, x, out);
     return dot_int4<R, T>(m, row, step, x, out);
@@ -290,7 +216,9 @@ inline void dot_rows_of(const Matrix& m, int64_t row, int64_t step, int n_rows, 
 template <int T>
 inline void dot_tokens(const Matrix& m, int64_t row, int64_t step, int n_rows, const float* x, float* out) {
   constexpr int kFew = T <= 3 ? kStreams : kLanes == 16 || T <= 6 ? 2 : 1, kOfFloats = std::max(2, kFew);
+  const bool is_of_bytes = kMostOfBytes < kStreams * kMaxTokens && input_of(m) == Input::kBytesForInt8;
   if (is_in_order(m)) dot_rows_of<true, kStreams, T>(m, row, step, n_rows, x, out);
+  else if (is_of_bytes) dot_rows_of<false, kStreams, T>(m, row, step, n_rows, x, out);
   else if (input_of(m) == Input::kForInt4) dot_rows_of<false, kOfFloats, T>(m, row, step, n_rows, x, out);
   else dot_rows_of<false, kFew, T>(m, row, step, n_rows, x, out);
 }
@@ -389,14 +317,17 @@ inline void in_row_chunks(int64_t n_rows, int64_t row_bytes, int64_t n_matrices,
   }, &job);
 }
 
-// Input rows as rows of `m` want them, where that is not the plain way.
+// Input rows as rows of `m` want them, input_stride apart.
 inline void prepare_rows(const Matrix& m, const float* x, int64_t n_rows, float* prepared) {
   const Input input = input_of(m);
-  if (input == Input::kRaised) {
-    for (int64_t i = 0; i < n_rows * m.columns; i++) prepared[i] = x[i] * kRaise;
-    return;
-  }
-  const auto prepare = input == Input::kForInt4         ? prepare_int4
+  const auto copy = [](const float* from, int64_t columns, float* to) { std::copy_n(from, columns, to); };
+  const auto raise = [](const float* from, int64_t columns, float* to) {
+    for (int64_t c = 0; c < columns; c++) to[c] = from[c] * kRaise;
+  };
+  void (*const prepare)(const float*, int64_t, float*) =
+                         input == Input::kPlain         ? +copy
+                       : input == Input::kRaised        ? +raise
+                       : input == Input::kForInt4       ? prepare_int4
                        : input == Input::kPairs         ? prepare_pairs
                        : input == Input::kBytesForInt4  ? prepare_int4_bytes<1>
                        : input == Input::kDigitsForInt4 ? prepare_int4_bytes<kDigits>
@@ -405,9 +336,9 @@ inline void prepare_rows(const Matrix& m, const float* x, int64_t n_rows, float*
   for (int64_t r = 0; r < n_rows; r++) prepare(x + r * m.columns, m.columns, prepared + r * stride);
 }
 
-// The same in room of its own; x itself where that is the plain way.
+// The same in room of its own; x itself where that is the plain way and rows lie so.
 inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, std::vector<float>& buffer) {
-  if (input_of(m) == Input::kPlain) return x;
+  if (input_of(m) == Input::kPlain && (n_rows == 1 || input_stride(m) == m.columns)) return x;
   float* prepared = scratch(buffer, n_rows * input_stride(m));
   prepare_rows(m, x, n_rows, prepared);
   return prepared;

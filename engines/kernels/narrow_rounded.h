@@ -122,10 +122,12 @@ inline void dot_int8_bytes(const Matrix& m, int64_t row, int64_t step, const flo
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
       const float* of = x + first / kOfInt8 * 3 * kLanes + t * stride;
+      const bN bytes = for_several(load<bN>(of));
+      const fN scale = for_several(load<fN>(of + 2 * kLanes));
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++) {
-        const wN parts = add_signed_products(load<wN>(of + kLanes), weights[r], load<bN>(of));
-        totals[r][t] += __builtin_convertvector(parts, fN) * load<fN>(of + 2 * kLanes);
+        const wN start = kRaisedBy ? load<wN>(of + kLanes) : wN{};
+        totals[r][t] += __builtin_convertvector(add_signed_products(start, weights[r], bytes), fN) * scale;
       }
     }
   };
