@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from results.ratios import Ratio
 from results.report.against import MODELLED_ONCE
-from results.report.arm_figures import Quantity
+from results.report.arm_figures import NO_SHARES, NOT_SCORED, Quantity
 from results.report.standings import Group, Standing, Verdict
 from results.roads import in_list
 from results.units import format_interval, format_mean, format_number
@@ -17,6 +17,8 @@ SHOWN_SCORES = 3
 """Workloads with a score of their own that have a sentence on the first screen."""
 BEST: dict[Quantity, str] = {"time": "fastest", "energy": "fewest joules", "accuracy": "most accurate"}
 MOST_DIGITS = 12
+OF_THE_QUESTION = (NOT_SCORED, NO_SHARES)
+"""Why no arm has a score, those that failed neither."""
 
 
 def sentences(whole: Group, single: Sequence[Group]) -> Iterator[tuple[bool, str]]:
@@ -75,13 +77,14 @@ def _rivals(verdict: Verdict) -> str:
 
 
 def _why_nobody(verdict: Verdict) -> str:
-    """Why no arm has a figure: one reason that holds for all, or the commonest first, each behind its arms."""
+    """Why no arm has a figure: a reason that holds for all, or the commonest first, each behind its arms."""
     reasons: dict[str, list[Standing]] = {}
     for standing in verdict.without:
         assert standing.reason is not None  # a figure that is missing says why
         reasons.setdefault(standing.reason, []).append(standing)
-    if len(reasons) == 1:
-        return next(iter(reasons))
+    of_all = [why for why in reasons if len(reasons) == 1 or why in OF_THE_QUESTION]
+    if of_all:
+        return of_all[0]
     return f"no arm has a figure: {_told(dict(sorted(reasons.items(), key=lambda one: -len(one[1]))))}"
 
 
