@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -240,6 +241,10 @@ def end_unforeseen(error: Exception) -> NoReturn:
         raise SystemExit(EXIT_UNFORESEEN)
     if isinstance(error, PermissionError) and error.filename is not None:
         typer.echo(f"error: {printable(words)}: it is closed to this user; chmod opens it, or name another", err=True)
+        raise SystemExit(EXIT_BAD_PLAN)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        told = printable(str(error.filename))[:80]
+        typer.echo(f"error: {told}: the name of a file or folder is too long; name another", err=True)
         raise SystemExit(EXIT_BAD_PLAN)
     if (memory := _lack_of_memory(error)) is not None:
         typer.echo(f"error: {kind}{words and ': '}{printable(words)}; {memory}", err=True)

@@ -133,6 +133,8 @@ def holds_run(path: Path) -> bool:
             return False
     except PermissionError as error:  # of its folder
         raise StoreError(damaged(path, error)) from error
+    except OSError as error:  # a name that is too long
+        raise StoreError(f"{str(path)[:80]}: no run can be there ({error.strerror}); name its folder") from error
     with damage_told(path), contextlib.closing(opened_for_reading(path)) as db:
         return has_table(db, "run") and db.execute("SELECT 1 FROM run").fetchone() is not None
 

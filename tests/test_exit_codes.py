@@ -21,7 +21,7 @@ from results.cells import INTERPRETED
 from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.self_tests import SelfTest
 from results.store import StoreError
-from tests.command import run_python
+from tests.command import joulebench, run_python
 from tests.conftest import FinishedRun
 from tests.fakes.machine import FakeBench
 from tests.plans import FAST, raw_plan, write_plan
@@ -135,6 +135,21 @@ def test_a_file_that_is_closed_to_this_user_is_no_fault_of_the_program() -> None
     assert (done.code, done.stdout) == (2, "")
     assert "'/home/other/run': it is closed to this user" in done.stderr
     assert "nobody foresaw" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["history @", "compare @ .", "regress @ --baseline a", "open @", "trace @", "bundle @ --out b", "export @ --out e"],
+)
+def test_a_name_that_is_too_long_is_no_fault_of_the_program(command: str, tmp_path: Path) -> None:
+    """`history` and others ended with "nobody foresaw this" and 1; `bundle` and `export` blamed --out."""
+    done = joulebench(*command.replace("@", 300 * "a").split(), cwd=tmp_path)
+    assert (done.code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {75 * 'a'}")
+    assert "too long" in line
+    assert "--out" not in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_limit_on_memory_ends_names_the_limit(tmp_path: Path) -> None:
