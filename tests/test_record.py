@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -172,6 +173,22 @@ def test_the_picture_has_a_panel_a_component_with_its_joules(tmp_path: Path) -> 
     written = write_recording(Recording(tuple(two), (0.5, 2.5)), tmp_path / "trace.parquet")
     assert written.troubles == []
     assert written.files[1].read_bytes().startswith(PNG)
+
+
+def test_a_picture_that_the_disk_has_no_room_for_leaves_no_half(tmp_path: Path) -> None:
+    """The half of a PNG lay beside the recording, and no later one of that name was taken."""
+    at_s = np.arange(0.0, 3.0, 0.05)
+    one = Recording((trace("power", at_s, np.full(len(at_s), 70.0), 0.05),), (0.5, 2.5))
+    (whole,) = write_recording(one, tmp_path / "trace.parquet").files[1:]
+    (tmp_path / "full").mkdir()
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole.stat().st_size // 2, most[1]))
+    try:
+        written = write_recording(one, tmp_path / "full" / "trace.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert list((tmp_path / "full").iterdir()) == [*written.files] == [tmp_path / "full" / "trace.parquet"]
+    assert "trace.png cannot be written" in written.troubles[0]
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -28,10 +28,17 @@ PAPER_COLOURS = {
 
 
 def write_plot(traces: Sequence[PowerTrace], window: tuple[float, float], path: Path) -> None:
-    """A PNG. Raises `OSError` where it cannot be written."""
+    """A PNG, in a file that is not there yet. Raises `OSError` where it cannot be written, and leaves no half of it."""
     import vl_convert
 
-    path.write_bytes(vl_convert.vegalite_to_png(plot_spec(traces, window), scale=SCALE))
+    picture = vl_convert.vegalite_to_png(plot_spec(traces, window), scale=SCALE)
+    with path.open("xb") as file:
+        try:
+            file.write(picture)
+            file.flush()
+        except OSError:
+            path.unlink()
+            raise
 
 
 def plot_spec(traces: Sequence[PowerTrace], window: tuple[float, float]) -> dict[str, Any]:
