@@ -195,42 +195,14 @@ inline void multiply_tile(const float* weights, const float* panel, int64_t dept
 // A tile's rows, widened. What a tile is to multiply_group: it takes rows, finds the part of a panel that they meet, and is
 // multiplied with it.
 struct FloatTile {
-  static constexpr int kHalf = kTileRows / 2;  // rows that lie one behind the other
   alignas(64) float weights[kTileRows * kRowStride];
-  // Where the halves begin if they are floats that are multiplied where they lie, or null. Twelve rows 4 KB apart do not fit
-  // the places that they share in a cache, but six do, and to copy them takes a fifth of the time of sixteen tokens. Not
-  // measured with AVX-512, whose tiles are multiplied whole.
-  const float* stored[2] = {};
-  int64_t stride;
 
-  void take(const Row* rows, int64_t first, int64_t depth) {
-    const Matrix& m = *rows[0].matrix;
-    const auto follows = [&](int r) {
-      const Row &before = rows[r - 1], &row = rows[r];
-      return r % kHalf == 0 || (row.matrix == before.matrix && row.row == before.row + 1);
-    };
-    bool is_stored = kLanes == 8 && m.format == kFp32;
-    for (int r = 1; r < kTileRows && is_stored; r++) is_stored = follows(r);
-    stored[0] = nullptr, stride = m.columns;
-    if (!is_stored) {
-      for (int r = 0; r < kTileRows; r++)
-        widen_row(*rows[r].matrix, rows[r].row, first, depth, weights + r * kRowStride);
-      return;
-    }
-    for (int half = 0; half < 2; half++) {
-      const Row& row = rows[half * kHalf];
-      stored[half] = (const float*)row.matrix->values + row.row * stride + first;
-    }
+  void take(int r, const Row& row, int64_t first, int64_t depth) {
+    widen_row(*row.matrix, row.row, first, depth, weights + r * kRowStride);
   }
   static const float* part(const float* panel, int64_t first, int lanes) { return panel + first * lanes; }
   static int64_t n_strips(int64_t depth) { return (depth + kStrip - 1) / kStrip; }
   void multiply_with(const float* panel, int64_t depth, int lanes, float* tile, Ahead& ahead) const {
-#ifndef JOULEBENCH_AVX512
-    for (int half = 0; half < 2 && stored[0]; half++, tile += kHalf * lanes)
-      lanes == 16 ? multiply<f8, kHalf, 2>(stored[half], stride, panel, depth, tile, 16, ahead)
-                  : multiply<f8, kHalf, 1>(stored[half], stride, panel, depth, tile, 8, ahead);
-    if (stored[0]) return;
-#endif
     multiply_tile(weights, panel, depth, lanes, tile, ahead);
   }
 };
@@ -255,7 +227,7 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
   std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
   for (Place here = {0, 0}, next = after(here), then; here.start < kGroupRows; here = next, next = then) {
     const int64_t depth = std::min(kDepth, columns - here.first);
-    tile.take(rows + here.start, here.first, depth);
+    for (int r = 0; r < kTileRows; r++) tile.take(r, rows[here.start + r], here.first, depth);
     then = after(next);
     ahead.fill(rows + then.start, then.first, columns, panels * Tile::n_strips(depth));
     for (int64_t p = 0; p < panels; p++) {

@@ -57,13 +57,10 @@ struct PairTile {
   static constexpr int64_t kStride = kDepth / 2 + 16;
   alignas(64) int32_t weights[kTileRows * kStride];
 
-  void take(const Row* rows, int64_t first, int64_t depth) {
-    for (int r = 0; r < kTileRows; r++) {
-      const Matrix& m = *rows[r].matrix;
-      int32_t* to = weights + r * kStride;
-      to[(depth + 1) / 2 - 1] = 0;
-      std::memcpy(to, (const uint16_t*)m.values + rows[r].row * m.columns + first, depth * sizeof(uint16_t));
-    }
+  void take(int r, const Row& row, int64_t first, int64_t depth) {
+    int32_t* to = weights + r * kStride;
+    to[(depth + 1) / 2 - 1] = 0;
+    std::memcpy(to, (const uint16_t*)row.matrix->values + row.row * row.matrix->columns + first, depth * sizeof(uint16_t));
   }
   static const float* part(const float* panel, int64_t first, int lanes) { return panel + first / 2 * lanes; }
   static int64_t n_strips(int64_t depth) { return (depth + kStrip - 1) / kStrip; }

@@ -240,14 +240,11 @@ struct WordTile {
   alignas(64) uint8_t weights[kTileRows * kStride] = {};
   alignas(64) float scales[kTileRows * kScaleStride];
 
-  void take(const Row* rows, int64_t first, int64_t depth) {
-    for (int r = 0; r < kTileRows; r++) {
-      const Row& row = rows[r];
-      uint8_t* to = weights + r * kStride;
-      float* scale = scales + r * kScaleStride;
-      if constexpr (Kind == Weights::kHalves) widen_row_to_halves(*row.matrix, row.row, first, depth, (int16_t*)to, scale);
-      else raise_row(*row.matrix, row.row, first, depth, to, scale);
-    }
+  void take(int r, const Row& row, int64_t first, int64_t depth) {
+    uint8_t* to = weights + r * kStride;
+    float* scale = scales + r * kScaleStride;
+    if constexpr (Kind == Weights::kHalves) widen_row_to_halves(*row.matrix, row.row, first, depth, (int16_t*)to, scale);
+    else raise_row(*row.matrix, row.row, first, depth, to, scale);
   }
   static const float* part(const float* panel, int64_t first, int lanes) {
     return panel + first / kRoundedColumns * kFloats * lanes;
