@@ -36,7 +36,9 @@ from tests.fakes.phone import DISCHARGING, PROPERTIES, THERMAL
 from tests.fakes.sheet_phone import HUNG, IDLE_W, LLAMA_BENCH, SheetPhone
 from tests.plans import FAST, Raw, problems, raw_plan, write_plan
 
-pytestmark = pytest.mark.waits
+# Readings are 10 ms apart: six workers on two cores kept the reader from one for 85 and 158 ms, in probes that followed one
+# another, and a session gives up after three in a row that it cannot use.
+pytestmark = pytest.mark.alone
 
 SLOWDOWN = 0.08
 CHARGING = DISCHARGING.replace("USB powered: false", "USB powered: true").replace("status: 3", "status: 2")
@@ -176,6 +178,7 @@ def session_of(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Tuned]:
                 resumed = tune(folder, "--resume")
             eventually(lambda: set(running(f"sleep\x00{HUNG}")) <= before)
             left = set(running(f"sleep\x00{HUNG}")) - before
+            assert resumed.exit_code == 0, resumed.output
             yield Tuned(fake, folder, broken_off, resumed, sorted(left))
 
 
