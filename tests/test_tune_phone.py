@@ -36,8 +36,8 @@ from tests.fakes.phone import DISCHARGING, PROPERTIES, THERMAL
 from tests.fakes.sheet_phone import HUNG, IDLE_W, LLAMA_BENCH, SheetPhone
 from tests.plans import FAST, Raw, problems, raw_plan, write_plan
 
-# Readings are 10 ms apart: six workers on two cores kept the reader from one for 85 and 158 ms, in probes that followed one
-# another, and a session gives up after three in a row that it cannot use.
+# Readings are 10 ms apart: six workers on two cores kept the reader from one for 85 and 158 ms, in probes that followed
+# one another, and a session gives up after three in a row that it cannot use.
 pytestmark = pytest.mark.alone
 
 SLOWDOWN = 0.08
