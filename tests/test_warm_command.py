@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ import pytest
 from tests.command import joulebench, run_python
 from tests.histories import made_trial, write_run
 from tests.run_builders import cell
-from tests.warm_command import WELCOME, _linked
 
 
 def test_the_page_of_a_forked_command_is_that_of_a_new_process(tmp_path: Path) -> None:
@@ -52,26 +48,3 @@ def test_a_forked_process_ends_as_python_does(code: str, ends: int, output: str,
     assert (found.code, found.stdout) == (ends, output)
     assert found.stderr.endswith(errors)
     assert bool(found.stderr) == bool(errors)
-
-
-@pytest.mark.parametrize("said", [WELCOME, b""])
-def test_a_worker_is_linked_where_the_server_takes_it(said: bytes, tmp_path: Path) -> None:
-    """Else it starts another server: that one ends with the worker that started it."""
-    place = tmp_path / "server"
-    assert _linked(place) is None
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(place))
-        listener.listen()
-
-        def welcome() -> None:
-            with listener.accept()[0] as theirs:
-                theirs.sendall(said)
-
-        thread = threading.Thread(target=welcome)
-        thread.start()
-        link = _linked(place)
-        thread.join()
-    assert (link is not None) == bool(said)
-    if link is not None:
-        link.close()
-    assert _linked(place) is None
