@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tests import warm_command
-from tests.warm_command import STARTED
 
 EXECUTABLE = Path(sys.executable).with_name("joulebench")
 TIMEOUT_S = 240
+
+STARTED = "JOULEBENCH_TESTS_STARTED"
+"""Names the folder in which a file stands for each command that these tests have started, by whichever worker."""
 
 
 class Finished(NamedTuple):

@@ -17,9 +17,8 @@ from hypothesis import settings
 
 import tests.data_folder  # noqa: F401  first of all: it takes JOULEBENCH_DATA out of the environment
 from results.collection import no_collection
-from tests.command import Finished, joulebench
+from tests.command import STARTED, Finished, joulebench
 from tests.plans import two_device_plan, write_plan
-from tests.warm_command import STARTED
 
 if TYPE_CHECKING:
     from devices.android.shell import Phone

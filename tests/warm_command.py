@@ -1,18 +1,15 @@
 """A process that has imported what the commands import, and forks one for each command: a real process without the
 three seconds of imports and the third of a second in which all that was imported is taken apart again.
-`python -m tests.warm_command LISTENER LIFELINE` is the server of all workers, and forks a server for each; `run` in
-another process asks that."""
+`python -m tests.warm_command FD` is the server; `run` in another process asks it."""
 
 from __future__ import annotations
 
 import atexit
-import fcntl
 import gc
 import importlib
 import json
 import os
 import pkgutil
-import select
 import signal
 import socket
 import subprocess
@@ -22,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 HEAVY = (
     "altair",
@@ -35,10 +32,6 @@ HEAVY = (
     "torch",
     "transformers",
 )
-STARTED = "JOULEBENCH_TESTS_STARTED"
-"""Names the folder of these tests, in which a file stands for each command that they have started, by whichever
-worker, and in which their server listens."""
-WELCOME = b"w"
 ARROWS_THREAD = "jemalloc_bg_thd"
 """pyarrow's allocator starts it anew in a forked process."""
 
@@ -86,50 +79,18 @@ def run(
 
 @cache
 def _server() -> socket.socket:
-    """The server of this process, forked from the one of all workers, which the first that needs it starts. It ends
-    when this process does: its link ends."""
-    folder = Path(os.environ[STARTED])
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return _linked(folder / "server") or _linked(_started(folder / "server")) or _none()
-
-
-def _none() -> NoReturn:
-    raise RuntimeError("the process that forks commands has ended; see above what it said")
-
-
-LIFELINES: list[socket.socket] = []
-"""Of the server that this process has started: it takes no more workers once this one is gone."""
-
-
-def _started(place: Path) -> Path:
-    place.unlink(missing_ok=True)
+    """Started once in each process that runs tests. It ends when that one does: its link ends."""
     ours, theirs = socket.socketpair()
-    LIFELINES.append(ours)
-    with theirs, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(place))
-        listener.listen()
-        passed = listener.fileno(), theirs.fileno()
+    with theirs:
         # What a test has put into the environment is told with each command.
         subprocess.Popen(
-            [sys.executable, "-m", "tests.warm_command", *map(str, passed)],
-            pass_fds=passed,
+            [sys.executable, "-m", "tests.warm_command", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             cwd=Path(__file__).parents[1],
         )
-    return place
-
-
-def _linked(place: Path) -> socket.socket | None:
-    """None where no server takes us: none was started, or it ends."""
-    link = socket.socket(socket.AF_UNIX)
-    with suppress(FileNotFoundError, ConnectionError):
-        link.connect(os.fspath(place))
-        if link.recv(len(WELCOME)) == WELCOME:
-            return link
-    link.close()
-    return None
+    return ours
 
 
 def _exactly(link: socket.socket, n_bytes: int) -> bytes:
@@ -142,23 +103,10 @@ def _exactly(link: socket.socket, n_bytes: int) -> bytes:
     return received
 
 
-def _serve_all(listener: socket.socket, lifeline: socket.socket) -> None:
-    """Forks a server for each worker, until the one that started this is gone."""
-    _import_all()
-    while lifeline not in (ready := select.select([listener, lifeline], [], [])[0]):
-        assert listener in ready
-        link, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            lifeline.close()
-            link.sendall(WELCOME)
-            _serve(link)
-            os._exit(0)
-        link.close()
-
-
-def _import_all() -> None:
+def _serve(link: socket.socket) -> None:
     import harness
+    from engines.coreml.toolkit import load_coremltools
+    from engines.errors import EngineError
     from results.report.html import template
 
     # The forked process has the default again; the server goes with its link.
@@ -173,12 +121,6 @@ def _import_all() -> None:
     assert threads <= {own, ARROWS_THREAD}, f"{threads}: threads do not come along into a forked process"
     gc.collect()
     gc.freeze()
-
-
-def _serve(link: socket.socket) -> None:
-    from engines.coreml.toolkit import load_coremltools
-    from engines.errors import EngineError
-
     with suppress(EOFError):
         while True:
             head, files, _, _ = socket.recv_fds(link, 4, 2)
@@ -241,4 +183,4 @@ def _become_and_end(asked: dict[str, Any], output: int, errors: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve_all(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))
+    _serve(socket.socket(fileno=int(sys.argv[1])))
