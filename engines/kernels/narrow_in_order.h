@@ -39,23 +39,30 @@ inline void add_rest(const typename S::element* rows, int64_t apart, int64_t c, 
   }
 }
 
+// sums[R][T] += the register of columns from c on. Held: what several products take is read once (in_register).
+template <class S, bool Held, int R, int T>
+__attribute__((always_inline)) inline void add_register(const typename S::element* rows, int64_t apart, int64_t c,
+                                                        const float* x, int64_t stride, fN (&sums)[R][T]) {
+  const auto held = [](fN value) { return Held ? in_register(value) : value; };
+  fN weights[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) weights[r] = held(S::widen(rows + r * apart + c));
+#pragma GCC unroll 8
+  for (int t = 0; t < T; t++) {
+    const fN input = held(load<fN>(x + t * stride + c));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) sums[r][t] += weights[r] * input;
+  }
+}
+
 // R matrix rows, `step` rows apart, times T input rows: out[R][T]. As many sums as registers hold.
 template <class S, int R, int T>
 inline void dot_at_once(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
   const int64_t apart = step * columns, stride = plain_stride(columns);
   constexpr int U = sums_of_row(T);
   fN sums[U][R][T] = {};
-  const auto held = [](fN value) { return T > 2 && kLanes == 16 ? in_register(value) : value; };
   const auto add = [&](int64_t c, int u) __attribute__((always_inline)) {
-    fN weights[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) weights[r] = held(S::widen(rows + r * apart + c));
-#pragma GCC unroll 8
-    for (int t = 0; t < T; t++) {
-      const fN input = held(load<fN>(x + t * stride + c));
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) sums[u][r][t] += weights[r] * input;
-    }
+    add_register<S, (T > 2 && kLanes == 16)>(rows, apart, c, x, stride, sums[u]);
   };
   constexpr int64_t kBytes = sizeof(typename S::element), kAtOnce = std::max(kLanes * U * kBytes, kLine);
   int64_t c = 0;
@@ -92,24 +99,14 @@ __attribute__((always_inline)) inline void add_columns(const typename S::element
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) own[r][t] = sums[row + r][token + t];
-  const auto add = [&](int64_t c) __attribute__((always_inline)) {
-    fN weights[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) weights[r] = in_register(S::widen(from + r * apart + c));
-#pragma GCC unroll 8
-    for (int t = 0; t < T; t++) {
-      const fN input = in_register(load<fN>(input_of + t * stride + c));
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) own[r][t] += weights[r] * input;
-    }
-  };
   for (; c + kOfLine <= end; c += kOfLine) {
+    // Of several tokens this helps a Zen 3 too (see kAsksAhead).
 #pragma GCC unroll 4
     for (int r = 0; r < R && token == 0; r++) __builtin_prefetch(from + r * apart + c + 2 * kColumnsAtOnce);
 #pragma GCC unroll 8
-    for (int64_t i = 0; i < kOfLine; i += kLanes) add(c + i);
+    for (int64_t i = 0; i < kOfLine; i += kLanes) add_register<S, true>(from, apart, c + i, input_of, stride, own);
   }
-  for (; c + kLanes <= end; c += kLanes) add(c);
+  for (; c + kLanes <= end; c += kLanes) add_register<S, true>(from, apart, c, input_of, stride, own);
 #pragma GCC unroll 4
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
