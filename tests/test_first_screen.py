@@ -252,6 +252,23 @@ def test_an_arm_that_is_not_drawn_has_its_own_reason() -> None:
     assert "a figure is missing: fourth. Not drawn, measured or modelled in another way: third." in panel.caption
 
 
+def test_joules_of_some_trials_that_the_table_does_not_tell_are_not_drawn() -> None:
+    """The counter gave half of the first arm's joules, a model the rest. Its way decides of no other arm either."""
+    half = [with_joules("first", noisy(1.0), kind) for kind in (SHEET, COUNTER)]
+    trials = [
+        *(kinds[i % 2] for i, kinds in enumerate(zip(*half, strict=True))),
+        *with_joules("second", noisy(1.0), COUNTER),
+        *with_joules("third", noisy(2.0), COUNTER),
+    ]
+    shown = screen(run(named("first", "second", "third"), trials))
+    energy = shown.table.rows[0].figures[1]
+    assert energy.ratio == "missing"
+    assert shown.table.notes[(energy.note or 0) - 1] == "its trials' figures came to be in several ways"
+    (panel,) = shown.panels
+    assert [row[0] for row in panel.numbers.rows] == ["second", "third"]
+    assert panel.caption.endswith("Not drawn, a figure is missing: first.")
+
+
 def test_a_name_that_two_arms_share_is_listed_once() -> None:
     assert nearest("zzz", ["int4", "dropless", "int4", "dropless"]) == "known: dropless, int4"
 

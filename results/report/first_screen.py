@@ -286,9 +286,16 @@ def _responses_per_token(run: RunData, cell: Cell) -> float | None:
 def _means(
     run: RunData, frame: pd.DataFrame, group: Group, metric: str, phase: str | None
 ) -> dict[Arm, tuple[float, float, float]]:
-    """(mean, low, high) by arm, of the first way in which the figure came to be; thrice the mean without interval."""
+    """(mean, low, high) by arm, of the first way in which the figure came to be; thrice the mean without interval.
+
+    None of an arm of which the table has no such figure, as where a counter gave joules of some trials and a model
+    those of others: the mean of the counter's would be of these trials alone.
+    """
     arms = arms_of(run.cells)
-    here = [c.cell_id for c in run.cells if (c.device, c.workload) == (group.device, group.workload)]
+    quantity: Quantity = "time" if metric == "e2e" else "energy" if metric.startswith("energy") else "accuracy"
+    told = {row[quantity].arm for row in group.rows if row[quantity].value is not None}
+    own = (c for c in run.cells if (c.device, c.workload) == (group.device, group.workload))
+    here = [c.cell_id for c in own if arms[c.cell_id] in told]
     rows = frame[frame["cell"].isin(here) & (frame["metric"] == metric) & frame["mean"].notna()]
     rows = rows[rows["phase"].isna()] if phase is None else rows[rows["phase"] == phase]
     found: dict[Arm, tuple[float, float, float]] = {}
