@@ -60,7 +60,7 @@ class Exported(NamedTuple):
 
 def foreign_files(directory: Path) -> list[str]:
     """Names of what no export wrote there, nor left when it was killed, but for Parquet files. Raises `OSError`."""
-    halves = {f"{name}.tmp" for name in WHAT}
+    halves = {_half(Path(name)).name for name in WHAT}
     others = (p for p in directory.iterdir() if p.suffix != ".parquet" and p.name not in halves)
     return sorted(p.name for p in others if not _is_card(p))
 
@@ -70,40 +70,47 @@ def _is_card(path: Path) -> bool:
 
 
 def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path]:
-    """Writes tables and card; each file appears whole. Tables of an earlier export that this one does not have go:
-    beside its card they would pass for this run's. Raises `OSError`."""
+    """Writes tables and card. They take their names when all are whole: where one cannot be written, an earlier export
+    stays as it was. Tables of it that this one does not have go: beside the new card they would pass for this run's.
+    Raises `OSError`."""
     directory.mkdir(parents=True, exist_ok=True)
     derived = RunFrames(run)
     found = []
-    for name, content in frames_of_run(run, derived).items():
-        parts = [content] if isinstance(content, pd.DataFrame) else content
-        found.append(_write(directory / f"{name}.parquet", iter(parts)))
-    if with_traces:
-        found.append(_write(directory / f"{TRACES}.parquet", _traces(run)))
+    try:
+        for name, content in frames_of_run(run, derived).items():
+            parts = [content] if isinstance(content, pd.DataFrame) else content
+            found.append(_written(directory / f"{name}.parquet", iter(parts)))
+        if with_traces:
+            found.append(_written(directory / f"{TRACES}.parquet", _traces(run)))
+        card = directory / CARD
+        replace_text(card, card_text(run, derived, found))
+        for one in found:
+            _half(one.path).replace(one.path)
+    finally:
+        for name in WHAT:
+            _half(directory / f"{name}.parquet").unlink(missing_ok=True)
     for name in WHAT.keys() - {one.path.stem for one in found}:
         (directory / f"{name}.parquet").unlink(missing_ok=True)
-    card = directory / CARD
-    replace_text(card, card_text(run, derived, found))
     return [card, *(one.path for one in found)]
 
 
-def _write(path: Path, parts: Iterator[pd.DataFrame]) -> Exported:
-    """All parts into one file, with the types of the first; text is text where a part has none."""
+def _half(path: Path) -> Path:
+    """Where a table lies until all are whole."""
+    return path.with_suffix(".tmp")
+
+
+def _written(path: Path, parts: Iterator[pd.DataFrame]) -> Exported:
+    """All parts into one file, with the types of the first; text is text where a part has none. Not yet by its name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     first = next(parts)
     schema = _schema(first)
-    temporary = path.with_suffix(".tmp")
     n_rows = 0
-    try:
-        with pq.ParquetWriter(temporary, schema) as writer:
-            for frame in _chain(first, parts):
-                writer.write_table(pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
-                n_rows += len(frame)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with pq.ParquetWriter(_half(path), schema) as writer:
+        for frame in _chain(first, parts):
+            writer.write_table(pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
+            n_rows += len(frame)
     return Exported(path, n_rows, tuple(schema.names))
 
 

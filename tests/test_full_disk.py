@@ -56,6 +56,27 @@ def test_a_bundle_without_room_says_so_and_leaves_nothing(full_disk: Path, finis
     assert [p.name for p in full_disk.iterdir()] == ["filler"]
 
 
+def test_an_export_without_room_leaves_the_earlier_one_as_it_was(tmp_path: Path, finished_run: FinishedRun) -> None:
+    """New tables lay beside the card of the earlier one."""
+    command = ("export", str(finished_run.directory), "--out")
+    assert joulebench(*command, str(tmp_path / "elsewhere")).code == 0
+    n_bytes = sum(p.stat().st_size for p in (tmp_path / "elsewhere").iterdir())
+    with small_disk(tmp_path / "disk", 2 * n_bytes) as disk:
+        out = disk / "set"
+        assert joulebench(*command, str(out)).code == 0
+        earlier = {p.name: (p.stat().st_ino, p.read_bytes()) for p in out.iterdir()}
+        (disk / "filler").write_bytes(bytes(n_bytes // 4))
+        told = joulebench(*command, str(out))
+        assert (told.code, len(told.problems)) == (7, 1), told.stderr
+        assert told.problems[0].startswith(f"error: --out {out}")
+        assert FULL in told.problems[0]
+        assert {p.name: (p.stat().st_ino, p.read_bytes()) for p in out.iterdir()} == earlier
+        (disk / "filler").unlink()
+        (out / "README.md").unlink()
+        assert joulebench(*command, str(out), "--no-traces").code == 0
+        assert {p.name for p in out.iterdir()} == earlier.keys() - {"traces.parquet"}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody can make a file in Linux's /proc")
 @pytest.mark.parametrize(
     ("command", "told_of"),
