@@ -14,6 +14,7 @@ from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_DEVICE_NOT_READY,
     EXIT_MODELLED_ONLY,
+    EXIT_NOT_WRITTEN,
     EXIT_SOME_FAILED,
     AsJson,
     console_of,
@@ -177,7 +178,7 @@ def record(
     kept = " (what was received is kept)" if files else ""
     for line in (*troubles, *(fault + kept for fault in (*faults, *ended))):
         typer.echo(f"error: {printable(line)}", err=True)
-    if code := code_once_kept() or (EXIT_SOME_FAILED if troubles or faults else 0):
+    if code := code_once_kept() or (EXIT_NOT_WRITTEN if troubles else EXIT_SOME_FAILED if faults else 0):
         raise typer.Exit(code)
 
 

@@ -25,7 +25,7 @@ from results.records import PowerTrace
 from results.report.trace_plot import plot_spec
 from results.store import Store
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, TraceFileError, read_traces, read_window, write_traces
-from tests.command import joulebench
+from tests.command import joulebench, run_python
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.instruments import END_S, INSTRUMENTS, START_S, WAVEFORMS
@@ -244,6 +244,25 @@ def test_the_host_is_recorded_from_the_command_line(tmp_path: Path) -> None:
     assert window[1] - window[0] == pytest.approx(reading["duration_s"])
     assert 0.6 <= reading["duration_s"] < 2.0
     assert energy_between(read_traces(path), [window], "all", "modelled").energy_j == reading["energy_j"]
+
+
+def test_a_picture_that_cannot_be_written_ends_as_any_file_does(tmp_path: Path) -> None:
+    """With 7. 5 says that the recording itself has a gap, or no joules."""
+    script = """
+        import harness.recording
+        from harness.cli import main
+
+        def full(traces, window, path):
+            raise OSError(28, "No space left on device", str(path))
+
+        harness.recording.write_plot = full
+        main()
+    """
+    path = tmp_path / "trace.parquet"
+    done = run_python(script, "record", str(path), "--meter", "modelled", "--seconds", "0.3", "--json")
+    assert (done.code, "trace.png cannot be written" in done.stderr) == (7, True)
+    assert json.loads(done.stdout)["files"] == [str(path)]
+    assert read_traces(path)
 
 
 @pytest.mark.parametrize(
