@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +16,11 @@ from harness.run_commands import (
     MaxCells,
     PlanPath,
     Settings,
-    kept_in,
     notes_on,
     prepared,
-    refuse_no_path,
     show_run,
 )
+from harness.run_folder import folder_of, kept_in, refuse_folder, refuse_no_path
 from harness.sweep import MAX_CELLS
 from harness.terminal import (
     EXIT_BAD_PLAN,
@@ -89,14 +89,15 @@ def start(
     console = console_of(stderr=as_json)
     directory: Path | None = None
     try:
-        with prepared(plan_path, settings, allow_code, max_cells) as (plan, _):
+        begins = partial(refuse_folder, out, resume)
+        with prepared(plan_path, settings, allow_code, max_cells, begins=begins) as (plan, _):
             if isinstance(plan.protocol.stop, EnduranceSpec):
                 fail(
                     "protocol.stop.minutes: rounds of endurance follow each other, and a fleet deals out single"
                     " trials; `joulebench run` takes this plan",
                     EXIT_BAD_PLAN,
                 )
-            directory = out or Path("runs") / plan.name
+            directory = folder_of(out, plan)
             for note in notes_on(plan):
                 console.print(printable(note), markup=False, highlight=False)
             whom = "who has a certificate" if tls else "this machine only" if address.is_local else "EVERYBODY there"

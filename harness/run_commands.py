@@ -8,7 +8,7 @@ import itertools
 import json
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +17,7 @@ import typer
 
 from harness.interrupts import raise_in_command
 from harness.outcome import tell_outcome
+from harness.run_folder import folder_of, kept_in, refuse_folder, refuse_no_path
 from harness.sweep import MAX_CELLS
 from harness.terminal import (
     EXIT_BAD_PLAN,
@@ -92,11 +93,15 @@ def run(
     faulthandler.enable(STDERR, all_threads=False)
     refuse_no_path(out)
     try:
-        with prepared(plan_path, settings, allow_code, max_cells, launched, only_devices or ()) as (plan, run_parts):
+        begins = None if dry_run else partial(refuse_folder, out, resume)
+        with prepared(plan_path, settings, allow_code, max_cells, launched, only_devices or (), begins) as (
+            plan,
+            run_parts,
+        ):
             if dry_run:
                 _print_dry_run(plan, run_parts, console, as_json)
                 return
-            directory = out or Path("runs") / plan.name
+            directory = folder_of(out, plan)
             outcome = _run(plan, run_parts, directory, resume, wait, console)
         show_run(directory, directory, console, as_json)
     except KeyboardInterrupt as interrupt:
@@ -227,9 +232,10 @@ def prepared(
     max_cells: int,
     launched: Launch | None = None,
     devices: Sequence[str] = (),
+    begins: Callable[[Plan], None] | None = None,
 ) -> Iterator[tuple[Plan, RunParts]]:
     """A plan that is valid in itself and against what it names, with the parts that it names. launched: as the first
-    of the ranks that torchrun started."""
+    of the ranks that torchrun started. begins: told the plan before what it names is looked at."""
     quiet_libraries()
     from engines.errors import EngineError
     from engines.parallel.torchrun import Meeting
@@ -246,6 +252,8 @@ def prepared(
                 if meeting is not None:
                     closing.callback(meeting.close)
                 draft = read_draft(plan_path, settings or (), data_root(), max_cells, devices)
+                if begins is not None:
+                    begins(draft.plan)
                 run_parts = RunParts(draft.plan.protocol, allow_code, meeting)
                 closing.callback(run_parts.close)
                 plan = preflight(draft, run_parts)
@@ -294,23 +302,6 @@ def _measured(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, co
         fail(str(error), EXIT_BAD_PLAN)
     except DeviceNotReadyError as error:
         fail(str(error), EXIT_DEVICE_NOT_READY)
-
-
-def refuse_no_path(out: Path | None) -> None:
-    """Before a plan is checked, and not after."""
-    try:
-        _ = out is not None and out.exists()
-    except OSError as error:
-        fail(f"--out {str(out)[:80]}: no folder can be there ({error.strerror}); name another", EXIT_BAD_PLAN)
-
-
-def kept_in(directory: Path | None) -> str:
-    """What an interrupt leaves of a run."""
-    from results.store import Store
-
-    if directory is None or not Store.holds_run(directory):
-        return "no trial was begun"
-    return "finished trials are kept, go on with --resume"
 
 
 def show_run(

@@ -131,6 +131,13 @@ def test_checkpoints_that_cannot_be_trusted_are_refused_before_anything_runs(tmp
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("command", ["run", "fleet start"])
+def test_a_folder_that_holds_no_run_is_told_before_models_are_looked_at(tmp_path: Path, command: str) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(sweep={"model.source": [str(tmp_path / "absent")]}))
+    done = joulebench(*command.split(), str(plan), "--out", str(tmp_path / "run"), "--resume")
+    assert_refused(done.code, done.stderr, [f"--resume: {tmp_path / 'run'} holds no run"])
+
+
 LIMITED = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
