@@ -102,16 +102,20 @@ class ShareGPT(GenerationWorkload):
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
         """Turns of the reserved conversations, from the end of the file."""
         reserved = reversed(self._split()[1])
-        requests = (whole_turn(turn, tokenizer) for row in reserved for turn in self._turns(row, tokenizer))
+        talks = ((row["id"], _messages(row["conversations"])) for row in reserved)
+        requests = (whole_turn(turn, tokenizer) for talk in talks for turn in self._turns(*talk, tokenizer))
         return [r.prompt_ids for r in islice((r for r in requests if n_tokens(r) <= max_length), n)]
 
     def _build(self, tokenizer: Tokenizer, max_length: int) -> Built:
         asked, reserved = self._split()
         chosen = [asked[i] for i in choose(len(asked), self._parameters.limit, self._parameters.seed)]
+        talks = [_messages(row["conversations"]) for row in chosen]
         asked_for = [
             request
-            for row in chosen
-            for request in conversation_requests(list(self._turns(row, tokenizer)), tokenizer, self._parameters.answers)
+            for row, messages in zip(chosen, talks, strict=True)
+            for request in conversation_requests(
+                list(self._turns(row["id"], messages, tokenizer)), tokenizer, self._parameters.answers
+            )
         ]
         if not asked_for:
             raise WorkloadError(
@@ -129,7 +133,7 @@ class ShareGPT(GenerationWorkload):
             notes.append(STANDS_ON_OWN_ANSWERS)
         if n_chunks := sum(ROLES[row["conversations"][0]["from"]] == "assistant" for row in chosen):
             notes.append(f"{n_chunks} of {len(chosen)} conversations begin with an answer, which was left out")
-        if n_blank := sum(self._n_blank(row) for row in chosen):
+        if n_blank := sum(_is_blank(messages, i) for messages in talks for i in self._answered(messages)):
             notes.append(f"{n_blank} turns have a blank question or answer, and were left out")
         return Built(requests, tuple(notes))
 
@@ -145,15 +149,14 @@ class ShareGPT(GenerationWorkload):
             )
         return self._conversations[:-n_reserved], self._conversations[-n_reserved:]
 
-    def _turns(self, conversation: Row, tokenizer: Tokenizer) -> Iterator[Turn]:
+    def _turns(self, own_id: str, messages: list[Message], tokenizer: Tokenizer) -> Iterator[Turn]:
         """The human turns that were answered, numbered from 1 in the conversation."""
-        messages = _messages(conversation["conversations"])
         for number, i in enumerate(self._answered(messages), start=1):
             if _is_blank(messages, i):
                 continue
             n_answer_tokens = len(tokenizer.encode(messages[i + 1]["content"]))
             yield Turn(
-                f"sharegpt/{conversation['id']}/turn{number}",
+                f"sharegpt/{own_id}/turn{number}",
                 messages[: i + 1],
                 max(1, min(n_answer_tokens, self._parameters.max_new_tokens)),
             )
@@ -165,10 +168,6 @@ class ShareGPT(GenerationWorkload):
             for i in range(len(messages) - 1)
             if messages[i]["role"] == "user" and messages[i + 1]["role"] == "assistant"
         ][: self._parameters.max_turns]
-
-    def _n_blank(self, conversation: Row) -> int:
-        messages = _messages(conversation["conversations"])
-        return sum(_is_blank(messages, i) for i in self._answered(messages))
 
 
 def _is_blank(messages: Sequence[Message], i: int) -> bool:
