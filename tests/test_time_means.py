@@ -11,6 +11,7 @@ import pytest
 from devices.base import MeterUnavailableError
 from devices.meters.replay import ReplayMeter
 from devices.meters.trace_replay import TraceReplayMeter
+from results.derivation import energy_of_spans
 from results.energy import energy_between
 from results.records import PowerTrace
 from results.trace_files import WINDOW, read_traces, write_traces
@@ -160,9 +161,43 @@ def test_rows_of_means_stand_from_row_to_row(tmp_path: Path) -> None:
     assert "each value is the mean since the row before" in (traces[0].note or "")
 
 
+def test_columns_of_two_meters_each_say_what_their_values_are(tmp_path: Path) -> None:
+    """A GPU's ramp in means of the last second, a CPU's as rows, a disk's as instants, read every 100 ms."""
+    rows = [f"{row},{100 + 5 * (i / 10 - 0.05):.3f},{100 + i / 2:.1f}" for i, row in enumerate(ramp())]
+    words = "# gpu_w averaged_s = 1\n# cpu_w averaged_s = rows"
+    meter = opened(tmp_path / "power.csv", csv_of(words, rows, "time_s,gpu_w,cpu_w,disk_w"))
+    traces, start_s, end_s = measure(meter, sleep(12.0))
+    a, b = start_s - traces[0].times_s[0], end_s - traces[0].times_s[0]
+    true_j = 100 * (b - a) + 5 * (b * b - a * a) / 2
+    told = [(t.component, t.averaged_s, t.kind) for t in traces]
+    assert told == [("gpu", 1.0, "power"), ("cpu", None, "held"), ("disk", None, "power")]
+    for part in traces:
+        reading = energy_of_spans(traces, [(start_s, end_s)], part.meter, part.component)
+        assert reading.energy_j == pytest.approx(true_j, rel=1e-4)
+    notes = [(t.note or "").removeprefix("replayed from power.csv") for t in traces]
+    assert notes == [
+        ": each value is the mean of the 1 s before it",
+        ": each value is the mean since the row before",
+        "",
+    ]
+
+
+def test_a_column_says_otherwise_than_the_whole_file(tmp_path: Path) -> None:
+    rows = [f"{row},7" for row in ramp()]
+    words = "# averaged_s = 1\n# cpu_w averaged_s = 2\n# cpu_w update_period_s = 0.5"
+    channels = opened(tmp_path / "power.csv", csv_of(words, rows, "time_s,gpu_w,cpu_w")).channels
+    assert [(c.averaged_s, c.update_period_s) for c in channels] == [(1.0, 0.0), (2.0, 0.5)]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("# cpu_w averaged_s = 1", r"line 1: no column of watts is called 'cpu_w' \(gpu_w\)"),
+        ("# gpu_w averaged_s = 1\n# gpu_w averaged_s = 1", "line 2: gpu_w averaged_s is told twice"),
+        (
+            "# averaged_s = rows\n# gpu_w update_period_s = 1",
+            "line 2: averaged_s = rows says that each row has a value",
+        ),
         ("# averaged_s = -1", "line 1: averaged_s is '-1'; write seconds above 0, or rows"),
         ("# averaged_s = 0", "averaged_s is '0'; write seconds"),
         ("# averaged_s = nan", "averaged_s is 'nan'; write seconds"),

@@ -34,13 +34,13 @@ _DECIMAL_COMMA = re.compile(r"\s*[-+]?\d*,\d+\s*")
 
 
 class PowerTable(NamedTuple):
-    """Times [n], watts [n, components], which components are summed, and what is told of the watts."""
+    """Times [n], watts [n, components], which components are summed, and what is told of each one's watts."""
 
     components: tuple[str, ...]
     additive: tuple[bool, ...]
     times_s: Array
     watts: Array
-    words: PowerWords
+    words: tuple[PowerWords, ...]
 
 
 def read_power_csv(path: Path) -> PowerTable:
@@ -48,7 +48,7 @@ def read_power_csv(path: Path) -> PowerTable:
     import pandas as pd
 
     try:
-        words = read_words(path)
+        file_words = read_words(path)
         columns = _header(path)
         wanted = [columns.index(TIME), *(i for i, c in enumerate(columns) if _is_watts(c))]
         with warnings.catch_warnings():
@@ -58,7 +58,7 @@ def read_power_csv(path: Path) -> PowerTable:
                 path,
                 index_col=False,
                 header=0,
-                skiprows=words.n_lines,
+                skiprows=file_words.n_lines,
                 names=range(len(columns)),
                 dtype=dict.fromkeys(wanted, np.float64),
                 encoding="utf-8-sig",
@@ -74,7 +74,9 @@ def read_power_csv(path: Path) -> PowerTable:
         fault = _first_fault(path, least_power_w(watts).tolist())
         raise MeterUnavailableError(f"replay: {path}: {fault or 'a column has less than 0 W on average'}")
     components = [columns[i][: -len(WATTS)] for i in wanted[1:]]
-    refuse_contradicted(path, words, [columns[i] for i in wanted[1:]], times_s, watts)
+    names = [columns[i] for i in wanted[1:]]
+    words = file_words.of_columns(names)
+    refuse_contradicted(path, words, names, times_s, watts)
     return PowerTable(tuple(components), summed(path, components, watts), times_s, watts, words)
 
 

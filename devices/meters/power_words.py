@@ -1,16 +1,18 @@
 """What a recorded power CSV says of its values, in comment lines before its header:
 
-    # averaged_s = 1           each value is the mean of so many seconds before its `time_s`
-    # averaged_s = rows        each value is the mean of the time since the row before
-    # update_period_s = 0.1    how often the values renew, where rows repeat them
+    # averaged_s = 1                each value is the mean of so many seconds before its `time_s`
+    # averaged_s = rows             each value is the mean of the time since the row before
+    # update_period_s = 0.1         how often the values renew, where rows repeat them
+    # gpu_w averaged_s = 1          of this column alone
 
-They hold for all columns. Other comments are skipped where they are no `word = value`. Without them a value is the
-power at its moment, and every row has a new one.
+A line without a column holds for all columns that have no such line of their own. Other comments are skipped where they
+are no `word = value`. Without them a value is the power at its moment, and every row has a new one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,9 +32,8 @@ QUICKER = 0.5
 
 
 class PowerWords(NamedTuple):
-    """averaged_s: None where nothing is told, and where the means are `of_rows`. n_lines: before the header."""
+    """Of a column. averaged_s: None where nothing is told, and where the means are `of_rows`."""
 
-    n_lines: int = 0
     averaged_s: float | None = None
     of_rows: bool = False
     update_period_s: float = 0.0
@@ -48,48 +49,73 @@ class PowerWords(NamedTuple):
         return ", ".join(told)
 
 
-def read_words(path: Path) -> PowerWords:
+class FileWords(NamedTuple):
+    """n_lines: before the header. told: by column ("" for all) and word, its line and value."""
+
+    path: Path
+    n_lines: int
+    told: Mapping[str, Mapping[str, tuple[int, str]]]
+
+    def of_columns(self, columns: Sequence[str]) -> tuple[PowerWords, ...]:
+        """Raises `MeterUnavailableError` for a column that is not there, and for words that contradict each other."""
+        for column, own in self.told.items():
+            if column and column not in columns:
+                line = min(line for line, _ in own.values())
+                raise _refused(self.path, line, f"no column of watts is called {column[:40]!r} ({', '.join(columns)})")
+        return tuple(self._of({**self.told.get("", {}), **self.told.get(column, {})}) for column in columns)
+
+    def _of(self, own: Mapping[str, tuple[int, str]]) -> PowerWords:
+        values = {word: value for word, (_, value) in own.items()}
+        of_rows = values.get(AVERAGED) == ROWS
+        if of_rows and PERIOD in values:
+            raise _refused(
+                self.path,
+                max(line for line, _ in own.values()),
+                f"{AVERAGED} = {ROWS} says that each row has a value of its own, and {PERIOD} that rows repeat one;"
+                " delete one of them",
+            )
+        averaged_s = float(values[AVERAGED]) if AVERAGED in values and not of_rows else None
+        return PowerWords(averaged_s, of_rows, float(values.get(PERIOD, 0.0)))
+
+
+def read_words(path: Path) -> FileWords:
     """Raises `MeterUnavailableError` with the line that says what cannot be, OSError where there is no file."""
-    told: dict[str, str] = {}
+    told: dict[str, dict[str, tuple[int, str]]] = {}
     n_lines = 0
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for line in file:
             if not line.startswith(COMMENT):
                 break
             n_lines += 1
-            word, equals, value = (part.strip() for part in line.lstrip(COMMENT).partition("="))
+            words, equals, value = (part.strip() for part in line.lstrip(COMMENT).partition("="))
+            *column_parts, word = words.split() or [""]
             if word not in (AVERAGED, PERIOD) or not equals:
-                if AVERAGED in line or PERIOD in line or (equals and len(word.split()) == 1):
+                if AVERAGED in line or PERIOD in line or (equals and len(words.split()) == 1):
                     remedy = f"write {AVERAGED} = SECONDS, or {PERIOD} = SECONDS"
                     raise _refused(path, n_lines, f"{line.strip()[:60]!r} tells nothing that is known; {remedy}")
                 continue
-            if word in told:
-                raise _refused(path, n_lines, f"{word} is told twice; delete one")
-            told[word] = value
+            own = told.setdefault(" ".join(column_parts), {})
+            if word in own:
+                raise _refused(path, n_lines, f"{words} is told twice; delete one")
+            own[word] = n_lines, value
             if not (word == AVERAGED and value == ROWS):
                 _seconds(path, n_lines, word, value)
-    of_rows = told.get(AVERAGED) == ROWS
-    if of_rows and PERIOD in told:
-        raise _refused(
-            path,
-            n_lines,
-            f"{AVERAGED} = {ROWS} says that each row has a value of its own, and {PERIOD} that rows repeat one;"
-            " delete one of them",
-        )
-    averaged_s = float(told[AVERAGED]) if AVERAGED in told and not of_rows else None
-    return PowerWords(n_lines, averaged_s, of_rows, float(told.get(PERIOD, 0.0)))
+    return FileWords(path, n_lines, told)
 
 
-def refuse_contradicted(path: Path, words: PowerWords, columns: list[str], times_s: Array, watts: Array) -> None:
-    """watts: [rows, columns]. Raises `MeterUnavailableError` where the rows cannot be what the words say."""
+def refuse_contradicted(
+    path: Path, told: Sequence[PowerWords], columns: Sequence[str], times_s: Array, watts: Array
+) -> None:
+    """told: of each column. watts: [rows, columns]. Raises `MeterUnavailableError` where the rows cannot be what the
+    words say."""
     length_s = float(times_s[-1] - times_s[0])
-    for word, told_s in ((AVERAGED, words.averaged_s or 0.0), (PERIOD, words.update_period_s)):
-        if told_s > length_s:
-            raise MeterUnavailableError(
-                f"replay: {path}: {word} = {told_s:.6g}, and the whole recording lasts {length_s:.6g} s; is it in"
-                " seconds?"
-            )
-    for column, column_w in zip(columns, watts.T, strict=True):
+    for words, column, column_w in zip(told, columns, watts.T, strict=True):
+        for word, told_s in ((AVERAGED, words.averaged_s or 0.0), (PERIOD, words.update_period_s)):
+            if told_s > length_s:
+                raise MeterUnavailableError(
+                    f"replay: {path}: {word} = {told_s:.6g}, and the whole recording lasts {length_s:.6g} s; is it in"
+                    " seconds?"
+                )
         seen_s = observed_update_period_s(times_s, column_w)
         if seen_s < QUICKER * words.update_period_s:
             raise MeterUnavailableError(

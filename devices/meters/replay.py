@@ -59,12 +59,10 @@ class ReplayMeter(Playback):
 def _read_csv(path: Path) -> _Recording:
     table = read_power_csv(path)
     shown = tuple(c for c, is_summed in zip(table.components, table.additive, strict=True) if not is_summed)
-    words, watts = table.words, table.watts
-    note = f"replayed from {path.name}" + (f": {words}" if str(words) else "")
-    note += f"; a part of another column, not added: {', '.join(shown)}" if shown else ""
-    if words.of_rows:
-        # Means that stand from the row before to their own.
-        watts = np.concatenate([watts[1:], watts[-1:]])
+    of_rows = np.array([words.of_rows for words in table.words])
+    # Means that stand from the row before to their own.
+    watts = np.where(of_rows, np.concatenate([table.watts[1:], table.watts[-1:]]), table.watts)
+    parts = f"; a part of another column, not added: {', '.join(shown)}" if shown else ""
     channels = tuple(
         Channel(
             component=c,
@@ -72,9 +70,9 @@ def _read_csv(path: Path) -> _Recording:
             update_period_s=words.update_period_s,
             averaged_s=words.averaged_s,
             additive=is_summed,
-            note=note,
+            note=f"replayed from {path.name}" + (f": {words}" if str(words) else "") + parts,
         )
-        for c, is_summed in zip(table.components, table.additive, strict=True)
+        for c, is_summed, words in zip(table.components, table.additive, table.words, strict=True)
     )
     return _Recording(channels, table.times_s, watts)
 
