@@ -201,6 +201,20 @@ def test_decoding_launches_a_graph_of_its_own_for_each_chosen_expert() -> None:
     assert decode_calls("single", grouped=True, decode_rows=8) == [((0,), (8,), True), ((2,), (8,), True)]
 
 
+@pytest.mark.parametrize(("rows", "kept", "n_dropped"), [(2, {1, 2}, 1), (3, {0, 1, 2}, 0)])
+def test_a_batch_that_gives_an_expert_more_tokens_than_its_graph_has_rows_drops_the_rest(
+    rows: int, kept: set[int], n_dropped: int
+) -> None:
+    """Three answers decode a token each, all by expert 0. Token 0 is the least salient."""
+    routing = Routing(torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1), 4)
+    saliency_T = torch.tensor([0.1, 0.5, 0.3])
+    plan = technique(512, (4, 2, 1, 1), top_k=1, decode_rows=rows).plan(seen(routing, "decode", saliency_T))
+    assert {token for token, _ in kept_pairs(plan)} == kept
+    assert plan.counters().dropped_pairs == n_dropped
+    on_cpu = technique(512, (4, 2, 1, 1), top_k=1, decode_graphs="cpu").plan(seen(routing, "decode"))
+    assert on_cpu.counters().dropped_pairs == 0
+
+
 def test_decoding_may_launch_the_graphs_of_prefill() -> None:
     assert decode_calls("same") == [((0,), (512,), True), ((2,), (128,), True)]
     assert decode_calls("same", grouped=True) == [((0,), (512,), True), ((2, 3), (128, 128), True)]
