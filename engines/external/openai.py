@@ -147,7 +147,7 @@ class OpenAIEngine:
         if self._n_encoded:
             notes.append(
                 f"the server told no ids of {self._n_encoded} of {self._n_tokens} tokens: its text was encoded again,"
-                " and its counts agree"
+                " and its counts agree; the window's CPU time and joules hold that"
             )
         if self._n_cached:
             notes.append(f"the server held {self._n_cached} prompt tokens from before; they count as not computed")
