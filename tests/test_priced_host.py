@@ -60,7 +60,7 @@ def test_few_rows_have_their_own_span() -> None:
             },
         }
     )
-    assert [price.is_fitted_at(1, 1.0, flops) for flops in (1.5, 3.0, 5.0, 15.0, 21.0)] == [
+    assert [price.line(1.0, flops).is_fitted_at(1, 1.0, flops) for flops in (1.5, 3.0, 5.0, 15.0, 21.0)] == [
         True, False, False, True, False,
     ]  # fmt: skip
 

@@ -158,16 +158,11 @@ class KernelPrice(PriceLine):
     few_rows: FewRows | None = None
     """None: one line holds for any number of rows."""
 
-    def line(self, weight_bytes: float, flops: float) -> PriceLine:
-        """The one that holds for so many rows."""
+    def line(self, weight_bytes: float, flops: float, as_few: bool = False) -> PriceLine:
+        """The one that holds for so many rows. as_few: where the code of few rows computes them, however many."""
         few = self.few_rows
-        return few if few is not None and flops <= few.most_flops_per_weight_byte * weight_bytes else self
-
-    def is_fitted_at(self, launches: int, weight_bytes: float, flops: float) -> bool:
-        return PriceLine.is_fitted_at(self.line(weight_bytes, flops), launches, weight_bytes, flops)
-
-    def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
-        return PriceLine.seconds(self.line(weight_bytes, flops), launches, weight_bytes, moved_bytes, flops)
+        is_few = few is not None and (as_few or flops <= few.most_flops_per_weight_byte * weight_bytes)
+        return few if few is not None and is_few else self
 
 
 TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_moved_byte", "s_per_flop")

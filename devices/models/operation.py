@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from devices.base import DeviceError
-from devices.models.figures import Kernel, KernelPrice, Roofline
+from devices.models.figures import Kernel, PriceLine, Roofline
 from devices.models.links import LinkSheet
 from devices.models.sheet import Sheet, UnitSheet
 from results.records import COMM
@@ -21,10 +21,10 @@ class Operation:
 
     name: its row in a breakdown such as Table 4. unit: or the link's direction, as `Sheet.resource_between` calls it.
     weight_bytes: constants read. moved_bytes: activations copied, or bytes that travel, weights too.
-    naive_launch: the framework chose the unit at run time, which costs `s_per_naive_launch` more. alongside: does not
-    wait for operations of other units that are marked alike and stand before it, since the last one in the line. aside:
-    the same, and nothing waits for it but what names it. after: how many places before it stand those that it waits for
-    besides. See `devices.models.timeline`.
+    naive_launch: the framework chose the unit at run time, which costs `s_per_naive_launch` more. as_few: the code of
+    few rows computes it, however many it has. alongside: does not wait for operations of other units that are marked
+    alike and stand before it, since the last one in the line. aside: the same, and nothing waits for it but what names
+    it. after: how many places before it stand those that it waits for besides. See `devices.models.timeline`.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Operation:
     weight_bytes: float = 0.0
     moved_bytes: float = 0.0
     naive_launch: bool = False
+    as_few: bool = False
     alongside: bool = False
     aside: bool = False
     after: tuple[int, ...] = ()
@@ -108,8 +109,8 @@ def _unit(sheet: Sheet, operation: Operation) -> UnitSheet:
     return sheet.units[operation.unit]
 
 
-def price_of(sheet: Sheet, operation: Operation) -> KernelPrice | Roofline:
-    """Of work on a unit. Raises `DeviceError` where the sheet has none."""
+def price_of(sheet: Sheet, operation: Operation) -> PriceLine | Roofline:
+    """Of work on a unit, by the line that holds for its rows. Raises `DeviceError` where the sheet has none."""
     unit = _unit(sheet, operation)
     price = None if operation.kernel == "transfer" else unit.price(operation.kernel)
     if price is None:
@@ -117,7 +118,9 @@ def price_of(sheet: Sheet, operation: Operation) -> KernelPrice | Roofline:
             f"sheet {sheet.name} has no price for {operation.kernel!r} on {operation.unit!r}; add "
             f"[units.{operation.unit}.kernels.{operation.kernel}] with the origin of its figures"
         )
-    return price
+    if isinstance(price, Roofline):
+        return price
+    return price.line(operation.weight_bytes, operation.flops, operation.as_few)
 
 
 def naive_launch_seconds(sheet: Sheet, operation: Operation) -> float:

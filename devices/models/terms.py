@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from devices.models.figures import PriceLine, Roofline
+from devices.models.figures import Roofline
 from devices.models.operation import (
     TRANSFER,
     Operation,
@@ -45,12 +45,12 @@ def term_seconds(sheet: Sheet, operation: Operation) -> dict[Term, float]:
             work_s = max(memory_s, compute_s)
             found = {"launches": price.seconds(launches, *amounts) - work_s, side: work_s}
         else:
-            line, (weight_bytes, moved_bytes, flops) = price.line(amounts[0], amounts[2]), amounts
+            weight_bytes, moved_bytes, flops = amounts
             found = {
-                "launches": PriceLine.seconds(line, launches, 0.0, 0.0, 0.0),
-                "weights": PriceLine.seconds(line, 0, weight_bytes, 0.0, 0.0),
-                "activations": PriceLine.seconds(line, 0, 0.0, moved_bytes, 0.0),
-                "arithmetic": PriceLine.seconds(line, 0, 0.0, 0.0, flops),
+                "launches": price.seconds(launches, 0.0, 0.0, 0.0),
+                "weights": price.seconds(0, weight_bytes, 0.0, 0.0),
+                "activations": price.seconds(0, 0.0, moved_bytes, 0.0),
+                "arithmetic": price.seconds(0, 0.0, 0.0, flops),
             }
         found["launches"] += naive_launch_seconds(sheet, operation)
         if whole_s > (1 + FLOAT_NOISE) * sum(found.values()):

@@ -14,6 +14,7 @@ Legend: S segments, C calls, M transfers, N units.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +40,14 @@ OF_EXPERTS = ("expert transfer", "expert prefetch")
 """What brings an expert: of the layer at hand, and of a later one."""
 
 
-class _MadeCalls(dict[tuple[int, int, int, int], Operation]):
-    """Calls by their kind, rows, experts and loads; made when they are first asked for."""
+class _MadeCalls(dict[tuple[int, int, int, int, bool], Operation]):
+    """Calls by their kind, rows, experts, loads, and whether the code of few rows makes them; made when they are first
+    asked for."""
 
-    def __init__(self, make: Callable[[int, int, int, int], Operation]) -> None:
+    def __init__(self, make: Callable[[int, int, int, int, bool], Operation]) -> None:
         self._make = make
 
-    def __missing__(self, key: tuple[int, int, int, int]) -> Operation:
+    def __missing__(self, key: tuple[int, int, int, int, bool]) -> Operation:
         found = self[key] = self._make(*key)
         return found
 
@@ -112,13 +114,15 @@ class Block:
     ) -> dict[Unit, int | None]:
         """The last one of each unit. waits: what each unit's calls wait for."""
         kinds, rows_C = calls.kinds, table.rows_C
-        if self._tiles:
-            rows_C = rows_C.copy()
-            rows_C[rows_C > 0] = list(computed_rows([call for call in calls if call.n_rows > 0], self._tiles))
+        as_few_C = np.zeros(len(rows_C), dtype=np.bool_)
+        if self._tiles and (rows_C > 0).any():
+            has_rows_C, rows_C = rows_C > 0, rows_C.copy()
+            computed = computed_rows([call for call in calls if call.n_rows > 0], self._tiles)
+            rows_C[has_rows_C], as_few_C[has_rows_C] = zip(*computed, strict=True)
         runs_C = (rows_C > 0) & np.array([_has_columns(kind) for kind in kinds])[table.kind_C]
         number_C = table.kind_C[runs_C]
         known_C = np.array([self._number(kind) for kind in self._priced(kinds)])[number_C]
-        columns = known_C, rows_C[runs_C], table.n_experts_C[runs_C], table.loads_C[runs_C]
+        columns = known_C, rows_C[runs_C], table.n_experts_C[runs_C], table.loads_C[runs_C], as_few_C[runs_C]
         found = list(map(self._calls.__getitem__, zip(*(column.tolist() for column in columns), strict=True)))
         if self._travels is None:
             steps.extend(found)
@@ -144,9 +148,10 @@ class Block:
         back = places_of(number_C[::-1], len(takes))
         return {takes[number]: first + n - 1 - place for number, place in reversed(back.items())}
 
-    def _call(self, number: int, n_rows: int, n_experts: int, n_loads: int) -> Operation:
+    def _call(self, number: int, n_rows: int, n_experts: int, n_loads: int, as_few: bool) -> Operation:
         sizes = self._shape, self._limit, self._between
-        return same(_expert_call(self._kinds[number], n_rows, n_experts, n_loads, *sizes))
+        made_call = _expert_call(self._kinds[number], n_rows, n_experts, n_loads, *sizes)
+        return same(replace(made_call, as_few=as_few))
 
     def _priced(self, kinds: tuple[CallKind, ...]) -> tuple[CallKind, ...]:
         kinds = cut_anew(kinds, "width", self._columns, self._shape.expert_width)

@@ -290,7 +290,8 @@ def experts_by_rows(operations: Iterable[Operation], most_few: float, unit: Unit
     found = ByRows([], [])
     for one in operations:
         if one.kernel == "expert_ffn" and unit in (None, one.unit):
-            (found.few if one.flops <= most_few * one.weight_bytes else found.many).append(one)
+            is_few = one.as_few or one.flops <= most_few * one.weight_bytes
+            (found.few if is_few else found.many).append(one)
     return found
 
 

@@ -2,19 +2,27 @@
 
 A sheet says it of a unit (`row_tile`). Where it prices few rows apart, another code computes those, which has no tiles:
 all calls of a layer whose experts have few rows in the mean, and else each expert that has few (`compute_experts` in
-`kernels/experts.h`).
+`kernels/experts.h`). Its line prices them, an expert of such a layer with many rows too.
 
 Legend: C calls of a unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from devices.base import Unit
 from devices.models.sheet import Sheet
 from engines.calls import ExpertCall
+
+
+class Computed(NamedTuple):
+    """Rows that are computed for a call. as_few: by the code of few rows, for its layer has few in the mean."""
+
+    rows: int
+    as_few: bool = False
 
 
 @dataclass(frozen=True)
@@ -25,12 +33,12 @@ class RowTile:
     rows: int
     few: int = 0
 
-    def of_calls(self, calls: Sequence[ExpertCall]) -> list[int]:
-        """Rows that are computed for each."""
+    def of_calls(self, calls: Sequence[ExpertCall]) -> list[Computed]:
+        """Of each."""
         rows = [n for call in calls for n in call.rows_per_expert if n]
         if sum(rows) <= self.few * len(rows):
-            return [call.n_rows for call in calls]
-        return [sum(map(self._of_expert, call.rows_per_expert)) for call in calls]
+            return [Computed(call.n_rows, True) for call in calls]
+        return [Computed(sum(map(self._of_expert, call.rows_per_expert))) for call in calls]
 
     def _of_expert(self, n_rows: int) -> int:
         return n_rows if n_rows <= self.few else -(-n_rows // self.rows) * self.rows
@@ -50,15 +58,13 @@ def row_tiles(sheet: Sheet, bytes_per_value: float) -> dict[Unit, RowTile]:
     return found
 
 
-def computed_rows(calls: Sequence[ExpertCall], tiles: Mapping[Unit, RowTile]) -> Iterable[int]:
+def computed_rows(calls: Sequence[ExpertCall], tiles: Mapping[Unit, RowTile]) -> list[Computed]:
     """Of each call, on its unit."""
-    if not tiles:
-        return [call.n_rows for call in calls]
-    rows: dict[int, int] = {}
+    rows: dict[int, Computed] = {}
     for unit in {call.unit for call in calls}:
         of_unit = [i for i, call in enumerate(calls) if call.unit == unit]
         own = [calls[i] for i in of_unit]
         tile = tiles.get(unit)
-        found = [call.n_rows for call in own] if tile is None else tile.of_calls(own)
+        found = [Computed(call.n_rows) for call in own] if tile is None else tile.of_calls(own)
         rows.update(zip(of_unit, found, strict=True))
     return [rows[i] for i in range(len(calls))]
