@@ -72,7 +72,16 @@ def add(
     """Add a plan to the schedule. `install` makes this computer look by itself; `run-due` looks once."""
     from engines import environment_for_others
     from harness.schedule.entries import Charging, Entry, EntryError, Kept
-    from harness.schedule.times import TimeError, local_zone, parse_clock, parse_every, parse_quiet, rhythm, zone_of
+    from harness.schedule.times import (
+        TimeError,
+        are_all_day,
+        local_zone,
+        parse_clock,
+        parse_every,
+        parse_quiet,
+        rhythm,
+        zone_of,
+    )
 
     problems: list[str] = []
 
@@ -85,7 +94,9 @@ def add(
 
     interval = read("--every", parse_every, every)
     wall = None if at is None else read("--at", parse_clock, at)
-    hours = [read("--quiet", parse_quiet, one) for one in quiet or ()]
+    hours = [found for one in quiet or () if (found := read("--quiet", parse_quiet, one)) is not None]
+    if are_all_day(hours):
+        problems.append(f"--quiet {', '.join(map(str, hours))}: leave no time at which a run may start; shorten one")
     zone_name = zone or local_zone()
     if zone_name is None:
         problems.append("--zone: this machine's time zone has no name; give one, such as --zone Europe/Berlin")
@@ -125,7 +136,7 @@ def add(
         carried=CARRIED,
         environment={key: value for key, value in environment_for_others().items() if is_carried(key)},
         rhythm=rhythm(interval, wall, zone_name, now),
-        quiet=tuple(one for one in hours if one is not None),
+        quiet=tuple(hours),
         notify=notified,
         charging=None if charge_to is None else Charging(to_percent=charge_to, on=on, off=off),
     )

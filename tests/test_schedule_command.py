@@ -297,6 +297,10 @@ def test_a_run_with_failed_trials_ends_with_its_code_and_reason(tmp_path: Path) 
                 "--notify 'no-such-program x': there is no such program",
             ],
         ),
+        (
+            ["--every", "1d", "--quiet", "20-08", "--quiet", "8-20"],
+            ["--quiet 20:00 to 08:00, 08:00 to 20:00: leave no time at which a run may start; shorten one"],
+        ),
         (["--every", "1d", "--charge-to", "80"], ["--charge-to: is for phones, and the plan runs on host"]),
         (["--every", "1d", "--charge-on", "true"], ["--charge-on, --charge-off: to which", "go together"]),
         (["--every", "1d", "--set", "protocol.repeats=0"], ["protocol.repeats: must be greater than or equal to 1"]),

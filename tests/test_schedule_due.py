@@ -315,6 +315,24 @@ def test_a_clock_set_back_a_little_runs_nothing_again(tmp_path: Path, world: Fak
     assert one_pass(book, world) == []
 
 
+def test_times_that_were_run_are_not_missed_once_a_clock_that_went_back_is_right(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    """As of a computer that forgets the time without power."""
+    book = book_with(tmp_path, entry())
+    for _ in range(5):
+        one_pass(book, world)
+        world.true += timedelta(days=1)
+    world.offset = timedelta(days=-60)
+    assert one_pass(book, world) == []
+    world.offset = timedelta()
+    world.true += timedelta(days=2)
+    happened = one_pass(book, world)
+    assert [one.words for one in happened if one.kind == "note"] == [
+        "2 earlier times were missed; this run stands for them"
+    ]
+
+
 @pytest.mark.parametrize(("code", "kind"), [(5, "failed"), (6, "failed"), (0, "done")])
 def test_a_run_that_came_to_its_end_is_due_no_more(tmp_path: Path, world: FakeWorld, code: int, kind: str) -> None:
     book = book_with(tmp_path, entry())

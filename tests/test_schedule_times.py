@@ -18,6 +18,7 @@ from harness.schedule.times import (
     QuietHours,
     Rhythm,
     TimeError,
+    are_all_day,
     local_zone,
     parse_clock,
     parse_every,
@@ -130,6 +131,27 @@ def test_quiet_hours_go_by_the_wall_clock_of_the_zone() -> None:
     # Both readings of 02:30 in the night that has it twice.
     assert quiet_until(hours, "Europe/Berlin", utc("2026-10-25T00:30")) == "06:00"
     assert quiet_until(hours, "Europe/Berlin", utc("2026-10-25T01:30")) == "06:00"
+
+
+def test_quiet_hours_that_meet_end_where_the_last_of_them_does() -> None:
+    hours = tuple(map(parse_quiet, ("02-06:30", "22-02", "05-06", "12-13")))
+    ends = {at: quiet_until(hours, "UTC", utc(f"2026-07-01T{at}")) for at in ("22:00", "01:59", "05:30", "12:00")}
+    assert ends == {"22:00": "06:30", "01:59": "06:30", "05:30": "06:30", "12:00": "13:00"}
+    assert quiet_until(hours, "UTC", utc("2026-07-01T06:30")) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_so"),
+    [
+        (["00-12", "12-00"], True),
+        (["20-08", "07-14", "13:59-20"], True),
+        (["20-08", "07-14", "14-19:59"], False),
+        (["22-06"], False),
+        ([], False),
+    ],
+)
+def test_hours_that_leave_no_time_of_day(texts: list[str], is_so: bool) -> None:
+    assert are_all_day([parse_quiet(text) for text in texts]) is is_so
 
 
 def test_the_zone_of_this_machine(tmp_path: Path) -> None:

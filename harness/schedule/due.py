@@ -101,7 +101,7 @@ class Due:
 
     number: int
     n_missed: int
-    """Times before it that were let go."""
+    """Times before it that were let go. Where the clock was set back and put right, those that were run are none."""
 
 
 def sha256_of(path: Path) -> str | None:
@@ -127,7 +127,8 @@ def due_of(entry: Entry, progress: Progress, now: datetime) -> Due | None:
     latest = entry.rhythm.latest(now)
     if latest <= progress.settled or latest in progress.runs:
         return None
-    return Due(latest, latest - progress.settled - 1)
+    n_run = sum(progress.settled < number < latest for number in progress.runs)
+    return Due(latest, latest - progress.settled - 1 - n_run)
 
 
 def next_at(entry: Entry, progress: Progress, now: datetime) -> datetime:

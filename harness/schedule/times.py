@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from pathlib import Path
@@ -173,6 +174,16 @@ def _next(at: time, wall: datetime) -> datetime:
 
 
 def quiet_until(hours: tuple[QuietHours, ...], zone: str, now: datetime) -> str | None:
-    """The wall time at which the quiet hours of now end; None where it is not quiet."""
-    wall = now.astimezone(zone_of(zone)).time()
-    return next((one.until for one in hours if one.holds(wall)), None)
+    """The wall time at which the quiet hours of now end, and those that begin before they do; None where it is not
+    quiet."""
+    wall, until = now.astimezone(zone_of(zone)).time(), None
+    for _ in hours:
+        until = next((one.until for one in hours if one.holds(wall)), None) or until
+        wall = wall if until is None else time.fromisoformat(until)
+    return until
+
+
+def are_all_day(hours: Sequence[QuietHours]) -> bool:
+    """Whether no time of day is left: each of them ends in another one."""
+    ends = [time.fromisoformat(one.until) for one in hours]
+    return bool(ends) and all(any(one.holds(end) for one in hours) for end in ends)
