@@ -188,6 +188,15 @@ def phone(server: FakeAdbServer) -> Phone:
 
 
 @pytest.fixture
+def forked_ranks() -> Iterator[None]:
+    """For tests that ask what ranks compute, and not how they start."""
+    from tests.forked_ranks import ranks_forked
+
+    with ranks_forked():
+        yield
+
+
+@pytest.fixture
 def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a phone's battery."""
     monkeypatch.setattr("devices.android.battery.CALIBRATION_S", 0.5)

@@ -55,6 +55,7 @@ def killing(pids: Callable[[], list[int]], when: str) -> Callable[..., None]:
     return on_phase
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("when", ["before", "request start", "prefill end"])
 def test_a_rank_that_dies_is_named_and_the_next_request_has_new_ones(
     when: str, one: ReferenceEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from engines.techniques.presets import DroplessParameters, dropless
 from tests.command import names_of_modules
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
+from tests.forked_ranks import ranks_forked
 from tests.kernel_forms import needs_bf16
 from tests.ranks import (
     BUNDLED,
@@ -66,8 +67,12 @@ FAMILIES = [
         for i, c in enumerate(FAMILIES)
     ],
 )  # fmt: skip
-def test_several_processes_equal_one(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(names_of_modules(tmp_path))
+def test_several_processes_equal_one(case: Case, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Of the first family started beside a user's files, of the others forked."""
+    if case is FAMILIES[0]:
+        request.getfixturevalue("monkeypatch").chdir(names_of_modules(tmp_path))
+    else:
+        request.getfixturevalue("forked_ranks")
     write_family(tmp_path, CASES[case.family])
     expected = logits(Transformer(load_checkpoint(str(tmp_path), torch.float32)), dropless())
     running = Running(RanksAsked(inspect_checkpoint(str(tmp_path)), case.technique, case.n_ranks, threads=1))
@@ -109,6 +114,8 @@ def two() -> Iterator[ParallelEngine]:
     engine = ParallelEngine(
         RanksAsked(inspect_checkpoint(BUNDLED), technique("expert-parallel"), 2, prefill_chunk=CHUNK, threads=1)
     )
+    with ranks_forked():
+        engine.reset()
     yield engine
     engine.close()
 
@@ -149,6 +156,7 @@ def test_answers_are_those_of_one_process_alone_and_in_a_batch(one: ReferenceEng
     assert two.held_weights().n_parameters == one.held_weights().n_parameters
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [technique("tensor-parallel"), technique("expert-parallel")], ids=["tp", "ep"])
 @pytest.mark.parametrize(
@@ -180,6 +188,7 @@ def test_rounded_inputs_over_ranks_give_what_one_process_gives(chosen: Any, form
         several.close()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
@@ -209,6 +218,7 @@ def test_narrow_experts_over_ranks_give_what_one_process_gives(chosen: Any, form
         several.close()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_slices_are_counted_where_a_layer_is_left_to_wait_for_others(tmp_path: Path) -> None:
     """A family whose layers the kernels do not know whole: each layer's sum is waited for, and its plan counted."""
     write_family(tmp_path, CASES["qwen2-moe"])
@@ -225,6 +235,7 @@ def test_slices_are_counted_where_a_layer_is_left_to_wait_for_others(tmp_path: P
         several.close()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize("where", [{}, {"nodes": 2, "groups": 4}, {"exchange": "all_gather"}], ids=str)
 def test_experts_dealt_by_load_give_what_one_process_gives(where: dict[str, Any], one: ReferenceEngine) -> None:
@@ -239,6 +250,7 @@ def test_experts_dealt_by_load_give_what_one_process_gives(where: dict[str, Any]
         several.close()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("spare_slots", [0, 2])
 def test_experts_dealt_by_load_decode_in_one_call(spare_slots: int, one: ReferenceEngine) -> None:
     chosen = technique("eplb", calibration_prompts=1, spare_slots=spare_slots)

@@ -169,6 +169,7 @@ class Killer(Heard):
             os.kill(ranks[0], signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_next_trial_when_a_rank_dies(tmp_path: Path) -> None:
     """Of a calibrated technique, whose profile the new ranks get too."""

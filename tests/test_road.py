@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from results.roads import arithmetic_notes, comparable_roads, road_notes, road_w
 from results.store import Store
 from results.summary import summary
 from results.trial_tables import trials
-from tests.command import environment, run_python
+from tests.command import run_python
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
 from tests.plans import BOOLQ, FAST, raw_plan, write_plan
@@ -161,8 +159,9 @@ def test_kernels_say_what_they_were_compiled_for(march: str, named: str, tmp_pat
     if needed and lacking([needed]):
         pytest.skip(f"this processor lacks {needed}, and refuses such kernels")
     script = "from engines.road import build; b = build(); print(b.instruction_set, b.flags)"
-    env = environment() | {"JOULEBENCH_KERNEL_FLAGS": f"-march={march} -O0", "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
+    own = {"JOULEBENCH_KERNEL_FLAGS": f"-march={march} -O0", "XDG_CACHE_HOME": str(tmp_path)}
+    done = run_python(script, variables=own)
+    assert done.code == 0, done.stderr
     assert done.stdout.startswith(f"{named} -O3")
     assert done.stdout.strip().endswith(f" -march={march} -O0")
 

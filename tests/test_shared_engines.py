@@ -61,6 +61,7 @@ def test_workloads_share_what_an_arm_holds(arm: Raw, n_engines: int) -> None:
         parts.close()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("arm", [LRU, BUFFERS, RANKS], ids=["slots", "buffers", "ranks"])
 def test_a_window_finds_nothing_of_another_workload(arm: Raw) -> None:
     """In turns on one engine each workload counts and answers as on an engine of its own."""

@@ -18,7 +18,7 @@ from engines.techniques.presets import dropless
 from tests.fakes.random_models import copy_tokenizer
 from tests.ranks import TOLERANCE, logits, relative_error, technique
 
-pytestmark = pytest.mark.numbers
+pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("forked_ranks")]
 
 HIDDEN, N_HEADS, N_KV_HEADS, HEAD_DIM, N_LAYERS = 300, 10, 5, 64, 2
 MODEL = {

@@ -34,6 +34,8 @@ HEAVY = (
 )
 ARROWS_THREAD = "jemalloc_bg_thd"
 """pyarrow's allocator starts it anew in a forked process."""
+MOST_PASSED = 1
+"""Files of a command, beside its output and errors."""
 
 
 def attended() -> None:
@@ -51,10 +53,12 @@ def run(
     cwd: Path,
     limit_s: float,
     code: str | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> int:
     """Exit code of a command of ours, as `subprocess` tells it. At the limit it is killed: `TimeoutExpired`.
 
-    code: Python that is run in its place, as by `python -c`; the command's arguments are its own.
+    code: Python that is run in its place, as by `python -c`; the command's arguments are its own. pass_fds: files that
+    it has too; their numbers there are its last arguments.
     """
     link = _server()
     wanted = {
@@ -64,7 +68,7 @@ def run(
         "code": code,
     }
     asked = json.dumps(wanted).encode()
-    socket.send_fds(link, [len(asked).to_bytes(4)], [output.fileno(), errors.fileno()])
+    socket.send_fds(link, [len(asked).to_bytes(4)], [output.fileno(), errors.fileno(), *pass_fds])
     link.sendall(asked)
     pid = int.from_bytes(_exactly(link, 4))
     link.settimeout(limit_s)
@@ -123,10 +127,9 @@ def _serve(link: socket.socket) -> None:
     gc.freeze()
     with suppress(EOFError):
         while True:
-            head, files, _, _ = socket.recv_fds(link, 4, 2)
+            head, files, _, _ = socket.recv_fds(link, 4, 2 + MOST_PASSED)
             if not head:
                 return
-            output, errors = files
             asked = json.loads(_exactly(link, int.from_bytes(head)))
             if asked["command"][1:2] == ["coreml"]:
                 with suppress(EngineError):
@@ -134,16 +137,16 @@ def _serve(link: socket.socket) -> None:
             pid = os.fork()
             if pid == 0:
                 link.close()
-                _become_and_end(asked, output, errors)
+                _become_and_end(asked, *files)
                 return
-            os.close(output)
-            os.close(errors)
+            for file in files:
+                os.close(file)
             link.sendall(pid.to_bytes(4))
             _, status = os.waitpid(pid, 0)
             link.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, signed=True))
 
 
-def _become(asked: dict[str, Any], output: int, errors: int) -> None:
+def _become(asked: dict[str, Any], output: int, errors: int, *passed: int) -> None:
     """The command, in this process."""
     from harness.cli import main
 
@@ -153,21 +156,21 @@ def _become(asked: dict[str, Any], output: int, errors: int) -> None:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["environment"])
-    sys.argv[:] = asked["command"]
+    sys.argv[:] = [*asked["command"], *map(str, passed)]
     if asked["code"] is None:
         main()
     else:
         exec(compile(asked["code"], "<string>", "exec"), {"__name__": "__main__"})
 
 
-def _become_and_end(asked: dict[str, Any], output: int, errors: int) -> None:
+def _become_and_end(asked: dict[str, Any], *files: int) -> None:
     """Ends as Python does, and ends the processes that `multiprocessing` forks: without taking modules apart.
 
     Any other end than a code is left to Python itself.
     """
     code: object = None
     try:
-        _become(asked, output, errors)
+        _become(asked, *files)
     except SystemExit as ended:
         code = ended.code
         if not isinstance(code, int | None):
