@@ -95,6 +95,12 @@ class ComponentEnergy:
             PartRead(curve.times_s, curve.energy_j, apart_s, variance_j2) if apart_s > 0 else None,
         )
 
+    def energy_j(self, intervals: Sequence[Interval]) -> float:
+        """Of the intervals together, as far as readings go. Raises UnresolvedError where they make no curve."""
+        curve = self._curve
+        edges = np.asarray(intervals, dtype=np.float64).reshape(-1).clip(curve.times_s[0], curve.times_s[-1])
+        return float(np.diff(energy_at(curve, edges).reshape(-1, 2)).sum())
+
     def as_if_off(self, intervals: Sequence[Interval]) -> PartEnergy:
         """The part as if it was off where it showed nothing; what it may have used then is its highest power.
 

@@ -9,6 +9,7 @@ Nothing else may integrate: a test reads the imports.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -59,6 +60,7 @@ def energies_of(
     """
     own, before, after = (with_cpu_joules(traces, part) for part in (WINDOW, IDLE_BEFORE, IDLE_AFTER))
     intervals = phase_intervals(completions, window)
+    moved = [phase_intervals(one, window) for one in moved_edges(completions)]
     readings: list[EnergyReading] = []
     baselines: list[IdleBaseline] = []
     for meter in dict.fromkeys(t.meter for t in own):
@@ -67,13 +69,16 @@ def energies_of(
             idle = idle_baseline(meter, before, after)
             baselines.append(idle)
         whole = MeterEnergy(own, meter)
-        by_phase = [whole.between(intervals[phase], phase, idle) for phase in PHASES]
+        by_phase = [whole.between(intervals[phase], phase, idle, [m[phase] for m in moved]) for phase in PHASES]
         p90_w, why_none = p90_power(own, window, meter)
         p90 = {"p90_power_w": p90_w, "p90_power_reason": why_none}
         readings += [r.model_copy(update=p90) if r.phase == "all" else r for r in by_phase]
         components = [t.component for t in own if t.meter == meter]
         if len(components) > 1:
-            readings += [energy_of_spans(own, intervals["all"], meter, c) for c in components]
+            all_moved = [one["all"] for one in moved]
+            readings += [
+                MeterEnergy(own, meter, c).between(intervals["all"], "all", moved=all_moved) for c in components
+            ]
     return TrialEnergies(tuple(readings), tuple(baselines))
 
 
@@ -95,9 +100,13 @@ class RequestEnergies:
 
     def of(self, requests: Sequence[Completion]) -> EnergyReading:
         """Of some of them together."""
-        spans = [(c.start_s, c.end_s) for c in requests]
-        aside = _set_aside(requests)
-        return self._energy.between(outside(joined(spans), aside) if aside else spans, "all")
+        return self._energy.between(_spans(requests), "all", moved=[_spans(one) for one in moved_edges(requests)])
+
+
+def _spans(requests: Sequence[Completion]) -> list[Interval]:
+    spans = [(c.start_s, c.end_s) for c in requests]
+    aside = _set_aside(requests)
+    return outside(joined(spans), aside) if aside else spans
 
 
 def not_alone(completions: Sequence[Completion]) -> dict[str, str]:
@@ -131,6 +140,34 @@ def phase_intervals(completions: Sequence[Completion], window: Interval) -> dict
     phases: dict[Phase, list[Interval]] = {"prefill": prefill, "decode": outside(decode, prefill), "all": [window]}
     aside = _set_aside(completions)
     return {phase: outside(spans, aside) for phase, spans in phases.items()} if aside else phases
+
+
+def moved_edges(completions: Sequence[Completion]) -> list[list[Completion]]:
+    """The requests as early, and as late, as they may have been answered: uniform, so sqrt(3) standard uncertainties.
+    Empty where the edges of all are known."""
+    if not any(c.edges_uncertainty_s for c in completions):
+        return []
+    return [[_moved(c, sign * math.sqrt(3) * c.edges_uncertainty_s) for c in completions] for sign in (-1, 1)]
+
+
+def _moved(completion: Completion, by_s: float) -> Completion:
+    """When the engine was asked, and had answered, is known: these edges of what is set aside stay."""
+    aside = completion.set_aside_s
+    asked_s = aside[0][0] if aside and aside[0][0] < completion.start_s else -math.inf
+    answered_s = aside[-1][1] if aside and aside[-1][1] > completion.end_s else math.inf
+
+    def at(time_s: float) -> float:
+        return time_s if time_s in (asked_s, answered_s) else min(max(time_s + by_s, asked_s), answered_s)
+
+    return completion.model_copy(
+        update={
+            "start_s": at(completion.start_s),
+            "prefill_end_s": at(completion.prefill_end_s),
+            "end_s": at(completion.end_s),
+            "token_times_s": tuple(map(at, completion.token_times_s)),
+            "set_aside_s": tuple((at(begin_s), at(end_s)) for begin_s, end_s in aside),
+        }
+    )
 
 
 def _set_aside(completions: Sequence[Completion]) -> list[Interval]:

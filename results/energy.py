@@ -75,8 +75,17 @@ class MeterEnergy:
         self._meter, self._component = meter, component
         self._moving: dict[tuple[int, ...], _Moving] = {}
 
-    def between(self, intervals: Sequence[Interval], phase: Phase, idle: IdleBaseline | None = None) -> EnergyReading:
-        """Energy of disjoint intervals together; None with a reason where it cannot be had."""
+    def between(
+        self,
+        intervals: Sequence[Interval],
+        phase: Phase,
+        idle: IdleBaseline | None = None,
+        moved: Sequence[Sequence[Interval]] = (),
+    ) -> EnergyReading:
+        """Energy of disjoint intervals together; None with a reason where it cannot be had.
+
+        moved: where edges are not known well, the same intervals as early, and as late, as they may be.
+        """
         method: Method = next((t.method for t in self._traces if self._is_chosen(t)), "missing")
         duration_s = float(sum(t1 - t0 for t0, t1 in intervals))
         unknown = EnergyReading(
@@ -97,9 +106,8 @@ class MeterEnergy:
         total = PartEnergy(
             math.fsum(p.energy_j for p in parts),
             math.fsum(p.variance_j2 for p in parts)
-            + shared_variance_j2(
-                [p.read for p in parts if p.read is not None], np.asarray(intervals, dtype=np.float64)
-            ),
+            + shared_variance_j2([p.read for p in parts if p.read is not None], np.asarray(intervals, dtype=np.float64))
+            + _edges_j2(found.parts, intervals, moved),
             math.sqrt(math.fsum(p.gain_j**2 for p in parts)),
         )
         uncertainty = _uncertainty(total, found.moving)
@@ -149,6 +157,18 @@ class MeterEnergy:
         return _Moving(
             chosen, moving, remarks, [ComponentEnergy(rest, beside_of(rest.trace, traces)) for rest in rests]
         )
+
+
+def _edges_j2(
+    parts: Sequence[ComponentEnergy], intervals: Sequence[Interval], moved: Sequence[Sequence[Interval]]
+) -> float:
+    """What edges that may be anywhere between the two that were `moved` add to the variance: Simpson's rule over a
+    uniform shift, exact where the power on either side is even. All edges come early, or late, together: what delays
+    one does so for the others too."""
+    if not moved:
+        return 0.0
+    at_j = math.fsum(part.energy_j(intervals) for part in parts)
+    return math.fsum((math.fsum(part.energy_j(one) for part in parts) - at_j) ** 2 for one in moved) / 6
 
 
 def _uncertainty(total: PartEnergy, traces: Sequence[PowerTrace]) -> float | None:

@@ -162,6 +162,9 @@ class Completion(Record):
     speed that was told."""
     is_spread: bool = False
     """Of `token_times_s` only the first and the last are known: those between are spread evenly over that time."""
+    edges_uncertainty_s: float = 0.0
+    """Standard uncertainty of when its phases began and ended, where another clock, or a delay of a link, is between
+    them and the run's clock. How long they lasted is known better: they come earlier or later as a whole."""
 
     @property
     def n_computed_tokens(self) -> int:

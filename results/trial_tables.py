@@ -37,7 +37,7 @@ _REQUEST_COLUMNS = (
     "cell", "device", "repeat", "time_method", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
     "generated_tokens", "ttft_s",
     "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method", "energy_meter", "energy_reason",
-    "arrival_s", "queueing_s", "ttft_from_arrival_s",
+    "arrival_s", "queueing_s", "ttft_from_arrival_s", "edges_uncertainty_s",
 )  # fmt: skip
 _PLACEMENT_COLUMNS = (
     "cell", "repeat", "package", "function", "role", "predictions", "unit", "n_operations", "ane_share",
@@ -81,7 +81,7 @@ def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
     scores = [f"score_{metric}" for metric in metrics]
     text = ("energy_meter", "energy_reason")
     numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "arrival_s", "queueing_s",
-               "ttft_from_arrival_s", *scores)  # fmt: skip
+               "ttft_from_arrival_s", "edges_uncertainty_s", *scores)  # fmt: skip
     counts = ("repeat", "prompt_tokens", "cached_tokens", "generated_tokens")
     device_of = {cell.cell_id: cell.device for cell in run.cells}
     rest = _in_order(run)
@@ -159,6 +159,7 @@ def _request_rows(run: RunData, trial: Trial, device: str, metrics: Iterable[str
         *zip(*_request_energies(run, trial), strict=True),
         [None if at_s is None or window_start_s is None else at_s - window_start_s for at_s in arrivals_s],
         *zip(*of_load, strict=True),
+        column_of(done, "edges_uncertainty_s"),
         *([scores.get((i, metric)) for i in sample_ids] for metric in metrics),
         strict=False,
     )

@@ -57,7 +57,7 @@ def test_an_apps_figures_are_placed_before_its_last_word(engine: ProgramEngine, 
     [launched] = [entry for entry in fake.log if entry[0] == "launch"]
     assert launched[1:3] == (APP, ("--bench-cmd", "bench cpu 16 4 1 4"))
     assert eventually(lambda: APP not in fake.running)
-    assert any("later by the link's delay" in remark for remark in engine.take_remarks())
+    assert any("to half of the link's trip there and back" in remark for remark in engine.take_remarks())
 
 
 def test_an_app_that_says_an_error_fails_with_its_words(engine: ProgramEngine, fake: FakeIphone) -> None:

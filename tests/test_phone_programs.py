@@ -141,6 +141,22 @@ def test_a_trial_has_the_joules_of_its_phases_and_none_of_loading(device: Androi
     engine.close()
 
 
+def test_a_program_that_frees_its_model_for_long_does_not_shift_its_phases(
+    device: AndroidDevice, tmp_path: Path
+) -> None:
+    """It says its result and goes on: counted from its end, half of each phase would be of idle time."""
+    engine = engine_on(device, tmp_path, LLAMA_BENCH + f"sleep {PREFILL_S / 2}\n")
+    engine.prepare()
+    arm = PreparedCell("cell", engine, FakeWorkload(), device, CLOCK, [REQUEST])
+    trial, _ = run_trial(arm, TrialProtocol(warmup=0, idle_s=0.0, sample_interval_s=0.02), repeat=0)
+    [done] = trial.completions
+    joules = {e.phase: e.energy_j for e in trial.energy if e.component == "total"}
+    assert joules["prefill"] == pytest.approx(PREFILL_W * PREFILL_S, rel=0.12)
+    assert joules["decode"] == pytest.approx(DECODE_W * DECODE_S, rel=0.12)
+    assert done.edges_uncertainty_s > 0
+    engine.close()
+
+
 def test_files_are_pushed_once_and_again_where_one_is_damaged(
     device: AndroidDevice, fake: FakePhone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,10 @@ class ShellStream:
         self._received = bytearray()
         self.written = {STDOUT: bytearray(), STDERR: bytearray()}
         """What `await_line` and `finish` have taken in so far."""
+        self._arrivals: dict[int, list[tuple[int, float]]] = {STDOUT: [], STDERR: []}
+        """Of each piece: how much was there with it, and when it came, by `time.monotonic`."""
+        self._n_lines_bytes = {STDOUT: 0, STDERR: 0}
+        """Taken out by `await_line`."""
         with adb_errors(self._subject), ExitStack() as on_error:
             self._connection = device.open_transport(timeout=timeout_s)
             on_error.callback(self._connection.close)
@@ -131,19 +135,30 @@ class ShellStream:
             if packet_id == EXIT:
                 raise DeviceError(f"{self._subject}: the command ended early (exit code {_exit_code(payload)})")
             self._take(packet_id, payload, MAX_OUTPUT_BYTES)
-        line, _, rest = self.written[source].partition(b"\n")
+        line, end, rest = self.written[source].partition(b"\n")
         self.written[source] = rest
+        self._n_lines_bytes[source] += len(line) + len(end)
         return _text(line)
 
     def _take(self, packet_id: int, payload: bytes, max_bytes: int) -> None:
         if packet_id in self.written:
             self.written[packet_id] += payload
+            n_there = self._n_lines_bytes[packet_id] + len(self.written[packet_id])
+            self._arrivals[packet_id].append((n_there, time.monotonic()))
             n_bytes = sum(map(len, self.written.values()))
             if n_bytes > max_bytes:
                 raise DeviceError(
                     f"{self._subject}: the command has written {n_bytes} bytes, {max_bytes} are the most that is"
                     " taken; let it write less, or to a file"
                 )
+
+    def arrived_s(self, source: int, words: str) -> float | None:
+        """When the output, or the errors, had these words for the last time, by `time.monotonic`; None: never."""
+        at = self.written[source].rfind(words.encode())
+        if at < 0:
+            return None
+        end = self._n_lines_bytes[source] + at + len(words.encode())
+        return next(at_s for n_there, at_s in self._arrivals[source] if n_there >= end)
 
     def finish(self, timeout_s: float, max_bytes: int = MAX_OUTPUT_BYTES) -> CommandResult:
         """All that is still to come, to the exit code."""

@@ -16,6 +16,8 @@ from devices.android.shell import STDOUT, Phone
 from devices.base import TransientDeviceError
 
 MARKERS = 12
+USUAL = 0.9
+"""The first marker of a burst also waits for its shell."""
 ECHO_TIMEOUT_S = 5.0
 _SCRIPT = """export LC_ALL=C
 while read -r m; do
@@ -30,10 +32,22 @@ class PhoneTimes(NamedTuple):
     uptime: ClockMap
     wall: ClockMap | None
     remark: str
+    trip_s: float = 0.0
+    """There and back: nine of ten markers were as fast."""
 
     def of_uptime_s(self, uptime_s: float) -> float:
         """On the run's clock, in seconds. /proc/uptime is cut to hundredths: the middle is taken."""
         return float(self.uptime.to_host_s(np.asarray([uptime_s + UPTIME_RESOLUTION_S / 2]))[0])
+
+    @property
+    def uptime_uncertainty_s(self) -> float:
+        """Standard, of a time that /proc/uptime cut to hundredths."""
+        return math.hypot(self.uptime.uncertainty_s, UPTIME_RESOLUTION_S / 2) / math.sqrt(3)
+
+    @property
+    def wall_uncertainty_s(self) -> float:
+        """Standard; 0 where no wall clock is known."""
+        return 0.0 if self.wall is None else self.wall.uncertainty_s / math.sqrt(3)
 
     def of_wall_s(self, wall_s: float) -> float | None:
         return None if self.wall is None else float(self.wall.to_host_s(np.asarray([wall_s]))[0])
@@ -66,7 +80,8 @@ def phone_times(bursts: Sequence[Sequence[Marker]]) -> PhoneTimes:
     if stamps.source == "wall clock":
         wall = fit_clock([[(m.sent_s, m.wall_s, m.received_s) for m in one] for one in bursts])
     known = (wall or uptime).uncertainty_s
-    return PhoneTimes(uptime, wall, f"the phone's {stamps.source}, known to {_ceiling(known * 1e3):g} ms")
+    trip_s = float(np.quantile([m.received_s - m.sent_s for m in markers], USUAL))
+    return PhoneTimes(uptime, wall, f"the phone's {stamps.source}, known to {_ceiling(known * 1e3):g} ms", trip_s)
 
 
 def _ceiling(value: float) -> float:

@@ -19,14 +19,17 @@ LOOK_EVERY_S = 5.0
 """Whether a silent app still runs."""
 MAX_CONSOLE = 1 << 20
 LINK_GRACE_S = 10.0
+TRIPS = 5
 
 
 class AppRun(NamedTuple):
-    """begun_s, ended_s: on the run's clock, when the app was started and when its last word arrived here."""
+    """begun_s, ended_s: on the run's clock, when the app was started and when its last word arrived here. trip_s: how
+    long the link took there and back before that, at most."""
 
     console: str
     begun_s: float
     ended_s: float
+    trip_s: float
 
 
 def run_app(
@@ -38,6 +41,7 @@ def run_app(
         from pymobiledevice3.services.dvt.instruments.process_control import ProcessControl
 
         async with ProcessControl(await link.instruments()) as control:
+            trip_s = await _trip_s(control, app, clock)
             begun_s = clock.now_s()
             try:
                 process_id = await control.launch(
@@ -49,7 +53,7 @@ def run_app(
                 ) from error
             try:
                 console = await asyncio.wait_for(_console(control, app, process_id, last_words), limit_s)
-                return AppRun(console, begun_s, clock.now_s())
+                return AppRun(console, begun_s, clock.now_s(), trip_s)
             except TimeoutError as error:
                 raise TransientDeviceError(
                     f"ios: {link.udid}: {app} has not said that it is done after {limit_s:g} s; it was ended"
@@ -59,6 +63,16 @@ def run_app(
                     await control.kill(process_id)
 
     return phone.ask(follow, f"running {app}", limit_s + LINK_GRACE_S)
+
+
+async def _trip_s(control: Any, app: str, clock: Clock) -> float:
+    """Of a question that the phone answers at once: the longest of some trips."""
+    longest_s = 0.0
+    for _ in range(TRIPS):
+        asked_s = clock.now_s()
+        await control.process_identifier_for_bundle_identifier(app)
+        longest_s = max(longest_s, clock.now_s() - asked_s)
+    return longest_s
 
 
 async def _console(control: Any, app: str, process_id: int, last_words: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
 """An engine whose requests are runs of a program: so many tokens in, so many out, none of them ours.
 
 A request's edges are the program's own stamps where it has them, placed by the machine's clock; else they follow
-backwards from the program's end, by the times that it tells: derived, and late by what it still does after its last
-token (it frees memory, and prints). Starting, loading the model and warming up are set aside: no latency and no joules
-hold them. Tokens between the first and the last have no stamps.
+backwards, by the times that it tells, from its last words or its end, whichever was seen first: derived, and late by
+what it still does after its last token. Starting, loading the model and warming up are set aside: no latency and no
+joules hold them. Tokens between the first and the last have no stamps.
 """
 
 from __future__ import annotations
@@ -77,14 +77,16 @@ class ProgramEngine:
         runs = [self._target.run(call, texts, self._timeout_s) for call in self._program.calls(lengths)]
         answered_s = self._now_s()
         figures = self._program.figures(lengths, [run.output for run in runs])
-        prefill_s = _placed(figures.prefill, runs, self._program.name)
-        stretches = [prefill_s]
-        if figures.decode is not None:
-            stretches.append(_placed(figures.decode, runs, self._program.name))
-        _check_order([(asked_s, asked_s), *stretches], self._program.name)
         told_stretches = [one for one in (figures.prefill, figures.decode) if one is not None]
+        stretches = [_placed(one, runs, self._program.name) for one in told_stretches]
+        prefill_s, known_s = stretches[0], max(_uncertainty_s(one, runs) for one in told_stretches)
+        _check_order([(asked_s, asked_s), *stretches], self._program.name)
         stamped = all(one.wall_s and not one.is_derived for one in told_stretches)
-        edges = "the program's own stamps" if stamped else "derived from the program's end and the times that it tells"
+        edges = (
+            "the program's own stamps"
+            if stamped
+            else "derived from the program's last words or end, and the times that it tells"
+        )
         version = "" if figures.version is None else f" {figures.version}"
         told = (f"{self._program.name}{version}: edges of phases are {edges}; {runs[0].remark}", *figures.remarks)
         self._remarks |= dict.fromkeys(told)
@@ -111,6 +113,7 @@ class ProgramEngine:
             set_aside_s=tuple(_between((asked_s, answered_s), stretches)),
             derived=_derived(figures),
             is_spread=True,
+            edges_uncertainty_s=known_s,
         )
 
     @property
@@ -206,7 +209,7 @@ def _placed(stretch: Stretch, runs: Sequence[ProgramRun], program: str) -> tuple
                 " automatic time off, or try again"
             )
     else:
-        end_s = run.ended_s - stretch.before_end_s
+        end_s = (run.ended_s if run.done is None else run.done.at_s) - stretch.before_end_s
         begin_s = end_s - stretch.seconds
     if begin_s < run.begun_s - TOLERANCE_S or end_s > run.ended_s + TOLERANCE_S:
         raise ProgramError(
@@ -214,6 +217,13 @@ def _placed(stretch: Stretch, runs: Sequence[ProgramRun], program: str) -> tuple
             f" {run.ended_s - run.begun_s:.3g} s: one of them is wrong, and no figure is taken from it"
         )
     return begin_s, end_s
+
+
+def _uncertainty_s(stretch: Stretch, runs: Sequence[ProgramRun]) -> float:
+    run = runs[stretch.call]
+    if stretch.wall_s is not None:
+        return run.stamp_uncertainty_s
+    return 0.0 if run.done is None else run.done.uncertainty_s
 
 
 def _check_order(stretches: Sequence[tuple[float, float]], program: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from devices.ios.device import IosDevice
+from engines.external.programs.edges import Edge, last_edge
 from engines.external.programs.mnn_bench import APP_ERROR, DONE, app_arguments, app_figures
 from engines.external.programs.program import (
     MAKES_UP,
@@ -18,7 +19,7 @@ from engines.external.programs.program import (
 )
 from engines.external.programs.target import ProgramRun
 
-ARRIVAL = "the app's end is when its last line arrived here, later by the link's delay"
+ARRIVAL = "the app's end is known by the arrival of its last line here, to half of the link's trip there and back"
 
 
 class MnnApp:
@@ -55,7 +56,9 @@ class IphoneTarget:
     def run(self, call: ProgramCall, texts: Mapping[str, str], timeout_s: float) -> ProgramRun:
         ran = self._device.run_app(self._app, call.arguments, (DONE, APP_ERROR), timeout_s)
         output = ProgramOutput(ran.console, "", 0)
-        return ProgramRun(output, ran.begun_s, ran.ended_s, lambda wall_s: None, ARRIVAL)
+        arrived = Edge(ran.ended_s, 0.0)  # nothing of the app is seen later
+        done = last_edge(arrived, ran.ended_s, ran.trip_s)
+        return ProgramRun(output, ran.begun_s, ran.ended_s, lambda wall_s: None, ARRIVAL, done)
 
     def close(self) -> None:
         """The app is ended after each run."""

@@ -64,7 +64,7 @@ class LiteRtLm:
             f"--num_cpu_threads={self._setting.n_threads}", "--num_iterations=1", "--async=false",
             "--boost_performance=disabled",
         )  # fmt: skip
-        return (ProgramCall(arguments, self._setting.cores),)
+        return (ProgramCall(arguments, self._setting.cores, last_words="Decode Turn 1:"),)
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         [output] = outputs

@@ -74,7 +74,8 @@ class LlamaBench:
             f"./{NAME}", "-m", self._model, "-o", "json", "-r", "1", *test, "-t", str(setting.n_threads), *bound, *poll,
             "-ngl", str(o.gpu_layers), "-fa", str(int(o.flash_attention)),
         )  # fmt: skip
-        return ProgramCall(arguments, setting.cores)
+        # It writes them before it frees the model.
+        return ProgramCall(arguments, setting.cores, last_words='"samples_ns"')
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         tests = [_test(output) for output in outputs]

@@ -68,7 +68,7 @@ class Mllm:
             f"./{NAME}", "-n", o.model_name, "-m", self._model, "-c", self._config, "-t", str(self._setting.n_threads),
             "-pp", str(lengths.n_prompt), "-tg", str(lengths.n_new), "-cl", str(o.cache_length),
         )  # fmt: skip
-        return (ProgramCall(arguments, self._setting.cores),)
+        return (ProgramCall(arguments, self._setting.cores, last_words="Decode Speed"),)
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         [output] = outputs

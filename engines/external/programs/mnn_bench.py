@@ -70,7 +70,8 @@ class MnnBench:
             "-p", "0", "-n", "0", "-pg", f"{lengths.n_prompt},{lengths.n_new}", "-rep", "1", "-load", "false",
             "-j", JSON_FILE,
         )  # fmt: skip
-        return (ProgramCall(arguments, self._setting.cores, reads=(JSON_FILE,)),)
+        row = f"pp{lengths.n_prompt}+tg{lengths.n_new}"
+        return (ProgramCall(arguments, self._setting.cores, reads=(JSON_FILE,), last_words=row),)
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         [output] = outputs

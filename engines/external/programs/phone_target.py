@@ -11,6 +11,7 @@ import hashlib
 import logging
 import shlex
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from devices.android.processes import WORK_FOLDER, FewerCoresError
 from devices.android.stamps import burst, phone_times
 from devices.base import DeviceError, TransientDeviceError
 from engines.errors import EngineError
+from engines.external.programs.edges import Edge, last_edge
 from engines.external.programs.program import ProgramCall, ProgramOutput
 from engines.external.programs.target import MAX_FILE_BYTES, ProgramRun, file_sha256
 
@@ -119,7 +121,11 @@ class PhoneTarget:
             raise TransientDeviceError(f"{self._device.name}: when {call.arguments[0]} ran is not known; try again")
         output = ProgramOutput(result.stdout, result.stderr, result.exit_code, self._texts(call.reads))
         begun_s, ended_s = map(times.of_uptime_s, result.edges_s)
-        return ProgramRun(output, begun_s, ended_s, times.of_wall_s, times.remark)
+        arrived_s = process.arrived_s(call.last_words) if call.last_words else None
+        if arrived_s is not None:
+            arrived_s += self._now_s() - time.monotonic()
+        done = last_edge(Edge(ended_s, times.uptime_uncertainty_s), arrived_s, times.trip_s)
+        return ProgramRun(output, begun_s, ended_s, times.of_wall_s, times.remark, done, times.wall_uncertainty_s)
 
     def _texts(self, names: tuple[str, ...]) -> dict[str, str]:
         found = {}

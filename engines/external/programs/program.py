@@ -70,6 +70,8 @@ class ProgramCall:
     cores: frozenset[int] | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: C_LOCALE)
     reads: tuple[str, ...] = ()
+    last_words: str | None = None
+    """It writes them when its last phase is over; the last time counts. None: nobody knows such words."""
 
 
 @dataclass(frozen=True)

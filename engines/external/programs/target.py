@@ -17,6 +17,7 @@ from devices.base import TransientDeviceError
 from devices.cpu_seconds import program_of_ours
 from engines import environment_for_others
 from engines.errors import EngineError
+from engines.external.programs.edges import Edge
 from engines.external.programs.program import ProgramCall, ProgramOutput
 from results.file_state import sha256_of_file
 from results.scratch import ScratchFolder
@@ -31,13 +32,16 @@ WATCH = 'read -r group && { read -r _; kill -s KILL -- "-$group"; }'
 
 class ProgramRun(NamedTuple):
     """begun_s, ended_s: of the program, on the run's clock. of_wall_s: of the machine's wall clock onto it; None where
-    that clock was set meanwhile. remark: how well these times are known."""
+    that clock was set meanwhile. remark: how well these times are known. done: the end of its last phase; None: it is
+    the program's. stamp_uncertainty_s: standard, of `of_wall_s`."""
 
     output: ProgramOutput
     begun_s: float
     ended_s: float
     of_wall_s: Callable[[float], float | None]
     remark: str
+    done: Edge | None = None
+    stamp_uncertainty_s: float = 0.0
 
 
 class Target(Protocol):
