@@ -66,7 +66,7 @@ def seen(chance: np.random.Generator, shell_s: float, link_s: float) -> Edge:
 )
 def test_the_true_joules_lie_within_two_uncertainties_however_late_the_end_is_seen(late_s: float, by: str) -> None:
     chance = np.random.default_rng(7)
-    n, inside = 120, {"prefill": 0, "decode": 0}
+    n, inside = 60, {"prefill": 0, "decode": 0}
     true_j = {"prefill": PREFILL_J, "decode": DECODE_J}
     for _ in range(n):
         one = [completion(seen(chance, late_s * (by == "shell"), late_s * (by == "link")))]
