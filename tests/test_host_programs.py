@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from devices.base import TransientDeviceError
 from devices.cpu_seconds import own_cpu_seconds
 from engines import IS_OURS
 from engines.external.programs.program import ProgramCall
-from engines.external.programs.target import HostTarget
+from engines.external.programs.target import HostTarget, ProgramRun
 from harness.external.programs import LlamaBenchSpec
 from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
@@ -114,6 +115,46 @@ def test_a_program_ends_when_we_are_killed(tmp_path: Path) -> None:
         ours.wait()
     assert len(set(groups.values())) == 1
     assert gone(groups)
+
+
+def ran(folder: Path, text: str, last_words: str | None = None, timeout_s: float = 60.0) -> ProgramRun:
+    target = HostTarget(time.monotonic)
+    target.prepare({"program": program(folder, text)})
+    try:
+        return target.run(ProgramCall(("./program",), last_words=last_words), {}, timeout_s)
+    finally:
+        target.close()
+
+
+def test_a_program_that_goes_on_after_its_last_words_was_done_with_them(tmp_path: Path) -> None:
+    """It frees its model: counted from its end, its phases held that."""
+    frees = "#!/bin/sh\necho done\nsleep 0.2\necho done $(date +%s.%N) >&2\nsleep 0.5\n"
+    ahead_s = time.time() - time.monotonic()
+    run = ran(tmp_path, frees, "done")
+    assert run.done is not None
+    assert run.done.at_s + ahead_s == pytest.approx(float(run.output.stderr.split()[1]), abs=0.1)
+    assert run.ended_s - run.done.at_s >= 0.45
+    for words in ("never said", None):
+        silent = ran(tmp_path, frees, words)
+        assert silent.done is not None
+        assert silent.done.at_s == silent.ended_s
+
+
+def test_all_that_a_program_writes_is_taken_whichever_pipe_is_full(tmp_path: Path) -> None:
+    n = 1 << 20
+    text = f"#!/bin/sh\nhead -c {n} /dev/zero | tr '\\0' e >&2\nhead -c {n} /dev/zero | tr '\\0' o\nexit 3\n"
+    run = ran(tmp_path, text)
+    assert run.output.stdout == "o" * n
+    assert run.output.stderr == "e" * n
+    assert run.output.exit_code == 3
+
+
+@pytest.mark.parametrize("last", ["sleep 600", "exec >&- 2>&-; sleep 600", "while :; do echo on; done"])
+def test_a_program_that_does_not_end_in_time_is_killed_whatever_it_writes(tmp_path: Path, last: str) -> None:
+    begin_s = time.monotonic()
+    with pytest.raises(TransientDeviceError, match=r"has not ended after 0\.3 s; it was killed"):
+        ran(tmp_path, f"#!/bin/sh\n{last}\n", timeout_s=0.3)
+    assert time.monotonic() - begin_s < 30
 
 
 def test_libraries_beside_a_program_belong_to_its_build(tmp_path: Path) -> None:

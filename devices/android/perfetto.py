@@ -176,7 +176,7 @@ def _why_refused(said: Sequence[str]) -> str:
 def _finish(stream: ShellStream) -> bytes:
     """The trace. Raises `TransientDeviceError`."""
     result = stream.finish(TRACE_TIMEOUT_S, MAX_TRACE_BYTES)
-    trace = bytes(stream.written[STDOUT])
+    trace = bytes(stream.written[STDOUT].text)
     if result.exit_code != 0 or not trace:
         last = result.stderr.strip().rpartition("\n")[2] or "it said nothing"
         raise TransientDeviceError(

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from devices.android.shell import STDERR, STDOUT, Phone, ShellStream
+from devices.android.shell import STDERR, Phone, ShellStream
 from devices.android.topology import ONLINE, parse_core_list
 from devices.base import DeviceError
 from devices.cpu_seconds import TICKS_PER_S, parse_cpu_seconds
+from devices.timed_text import last_arrival_s
 from results.core_lists import core_words
 from results.cpu_time import CpuSeconds
 
@@ -141,7 +142,7 @@ class PhoneProcess:
 
     def arrived_s(self, words: str) -> float | None:
         """When its output, or its errors, had these words for the last time, by `time.monotonic`; None: never."""
-        return max(filter(None, (self._stream.arrived_s(source, words) for source in (STDOUT, STDERR))), default=None)
+        return last_arrival_s(self._stream.written.values(), words)
 
     def kill(self) -> None:
         """Ends it now. The shell that waits for it is hung up on, should the link be lost already."""

@@ -30,6 +30,7 @@ from devices.android.server import (
     is_address,
 )
 from devices.base import DeviceError, TransientDeviceError
+from devices.timed_text import TimedText
 
 COMMAND_TIMEOUT_S = 20.0
 SERIAL_PROPERTY = "ro.serialno"
@@ -77,12 +78,8 @@ class ShellStream:
     def __init__(self, device: AdbDevice, command: str, timeout_s: float) -> None:
         self._subject = f"adb: {device.serial}"
         self._received = bytearray()
-        self.written = {STDOUT: bytearray(), STDERR: bytearray()}
-        """What `await_line` and `finish` have taken in so far."""
-        self._arrivals: dict[int, list[tuple[int, float]]] = {STDOUT: [], STDERR: []}
-        """Of each piece: how much was there with it, and when it came, by `time.monotonic`."""
-        self._n_lines_bytes = {STDOUT: 0, STDERR: 0}
-        """Taken out by `await_line`."""
+        self.written = {STDOUT: TimedText(), STDERR: TimedText()}
+        """What `await_line` and `finish` have taken in so far, by `time.monotonic`."""
         with adb_errors(self._subject), ExitStack() as on_error:
             self._connection = device.open_transport(timeout=timeout_s)
             on_error.callback(self._connection.close)
@@ -127,7 +124,7 @@ class ShellStream:
     def await_line(self, source: int, timeout_s: float) -> str:
         """The first line of the output or the errors, which is taken out of them."""
         deadline_s = time.monotonic() + timeout_s
-        while b"\n" not in self.written[source]:
+        while b"\n" not in self.written[source].text:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:  # packets may come without end
                 raise TransientDeviceError(f"{self._subject}: the command has not written a line after {timeout_s:g} s")
@@ -135,30 +132,17 @@ class ShellStream:
             if packet_id == EXIT:
                 raise DeviceError(f"{self._subject}: the command ended early (exit code {_exit_code(payload)})")
             self._take(packet_id, payload, MAX_OUTPUT_BYTES)
-        line, end, rest = self.written[source].partition(b"\n")
-        self.written[source] = rest
-        self._n_lines_bytes[source] += len(line) + len(end)
-        return _text(line)
+        return _text(self.written[source].take_line())
 
     def _take(self, packet_id: int, payload: bytes, max_bytes: int) -> None:
         if packet_id in self.written:
-            self.written[packet_id] += payload
-            n_there = self._n_lines_bytes[packet_id] + len(self.written[packet_id])
-            self._arrivals[packet_id].append((n_there, time.monotonic()))
-            n_bytes = sum(map(len, self.written.values()))
+            self.written[packet_id].add(payload, time.monotonic())
+            n_bytes = sum(len(one.text) for one in self.written.values())
             if n_bytes > max_bytes:
                 raise DeviceError(
                     f"{self._subject}: the command has written {n_bytes} bytes, {max_bytes} are the most that is"
                     " taken; let it write less, or to a file"
                 )
-
-    def arrived_s(self, source: int, words: str) -> float | None:
-        """When the output, or the errors, had these words for the last time, by `time.monotonic`; None: never."""
-        at = self.written[source].rfind(words.encode())
-        if at < 0:
-            return None
-        end = self._n_lines_bytes[source] + at + len(words.encode())
-        return next(at_s for n_there, at_s in self._arrivals[source] if n_there >= end)
 
     def finish(self, timeout_s: float, max_bytes: int = MAX_OUTPUT_BYTES) -> CommandResult:
         """All that is still to come, to the exit code."""
@@ -169,7 +153,7 @@ class ShellStream:
                 raise TransientDeviceError(f"{self._subject}: the command has not ended after {timeout_s:g} s")
             packet_id, payload = self.receive(left_s)
             if packet_id == EXIT:
-                out, err = (_text(self.written[i]) for i in (STDOUT, STDERR))
+                out, err = (_text(self.written[i].text) for i in (STDOUT, STDERR))
                 return CommandResult(out, err, _exit_code(payload))
             self._take(packet_id, payload, max_bytes)
 

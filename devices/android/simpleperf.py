@@ -106,7 +106,7 @@ class PhoneCycles:
             stream.close()
             raise
         except DeviceError:
-            said = stream.written[STDERR].decode(errors="replace")
+            said = stream.written[STDERR].text.decode(errors="replace")
             stream.close()
             return self._refused(said)
         self._stream = stream

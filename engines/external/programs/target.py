@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -15,15 +16,17 @@ from typing import NamedTuple, Protocol
 from devices.android.processes import affinity_mask
 from devices.base import TransientDeviceError
 from devices.cpu_seconds import program_of_ours
+from devices.timed_text import TimedText, last_arrival_s
 from engines import environment_for_others
 from engines.errors import EngineError
-from engines.external.programs.edges import Edge
+from engines.external.programs.edges import Edge, last_edge
 from engines.external.programs.program import ProgramCall, ProgramOutput
 from results.file_state import sha256_of_file
 from results.scratch import ScratchFolder
 
 MAX_FILE_BYTES = 1 << 20
 """Of what a program writes and we read."""
+PIPE_BYTES = 1 << 16
 CLOCK_STEP_S = 0.03
 KILL_WAIT_S = 5.0
 WATCH = 'read -r group && { read -r _; kill -s KILL -- "-$group"; }'
@@ -75,7 +78,7 @@ class HostTarget:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._folder: ScratchFolder | None = None
-        self._running: subprocess.Popen[str] | None = None
+        self._running: subprocess.Popen[bytes] | None = None
 
     def prepare(self, files: Mapping[str, Path]) -> None:
         self.close()
@@ -104,14 +107,14 @@ class HostTarget:
             try:
                 self._running = subprocess.Popen(
                     words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+                    stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
                 raise EngineError(f"{words[0]} could not be started: {error.strerror or error}") from error
             tell_group(self._running.pid)
             with program_of_ours(self._running.pid):
                 try:
-                    stdout, stderr = self._running.communicate(timeout=timeout_s)
+                    stdout, stderr, arrived_s = self._listen(self._running, call.last_words, timeout_s)
                 except subprocess.TimeoutExpired as error:
                     raise TransientDeviceError(
                         f"{call.arguments[0]} has not ended after {timeout_s:g} s; it was killed"
@@ -122,8 +125,32 @@ class HostTarget:
         is_steady = abs(time.time() - ended_s - ahead_s) < CLOCK_STEP_S
         output = ProgramOutput(stdout, stderr, code if code >= 0 else 128 - code, _texts_of(folder, call.reads))
         return ProgramRun(
-            output, begun_s, ended_s, lambda wall_s: wall_s - ahead_s if is_steady else None, "this host's clock"
-        )
+            output, begun_s, ended_s, lambda wall_s: wall_s - ahead_s if is_steady else None, "this host's clock",
+            last_edge(Edge(ended_s, 0.0), arrived_s, 0.0),
+        )  # fmt: skip
+
+    def _listen(
+        self, running: subprocess.Popen[bytes], last_words: str | None, timeout_s: float
+    ) -> tuple[str, str, float | None]:
+        """Its output and its errors until it ends, and when the last words came. Raises `subprocess.TimeoutExpired`."""
+        deadline_s = time.monotonic() + timeout_s
+        assert running.stdout is not None
+        assert running.stderr is not None
+        written = {stream.fileno(): TimedText() for stream in (running.stdout, running.stderr)}
+        with selectors.DefaultSelector() as selector:
+            for fd in written:
+                selector.register(fd, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select(max(0.0, deadline_s - time.monotonic())):
+                    piece = os.read(key.fd, PIPE_BYTES)
+                    if not piece:
+                        selector.unregister(key.fd)
+                    written[key.fd].add(piece, self._now_s())
+                if time.monotonic() >= deadline_s:
+                    raise subprocess.TimeoutExpired(running.args, timeout_s)
+        running.wait(max(0.0, deadline_s - time.monotonic()))
+        stdout, stderr = (one.text.decode(errors="replace") for one in written.values())
+        return stdout, stderr, last_arrival_s(written.values(), last_words) if last_words else None
 
     def _end(self) -> int:
         """Of what runs, its children too: its exit code."""
