@@ -210,6 +210,20 @@ def test_padding_rows_reach_no_token(form: str, n_padding: int) -> None:
 
 
 @needs_compiler
+@stored
+@pytest.mark.parametrize("rows", [(2,), (3, 1), (1, 8)])
+def test_the_only_token_may_have_several_rows_of_an_expert(form: str, rows: tuple[int, ...]) -> None:
+    experts, widened = experts_stored(form)
+    assert experts.table is not None
+    calls, n_rows = (3, 1)[: len(rows)], sum(rows)
+    hidden, weights = random(1, 256), torch.arange(1, n_rows + 1) / n_rows
+    found = native.mix(hidden, experts.table, calls, rows, torch.zeros(n_rows, dtype=torch.int64), weights)
+    of_calls = [part.sum().item() for part in weights.split(rows)]
+    routing = Routing(torch.tensor([calls]), torch.tensor([of_calls]), 5)
+    assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6
+
+
+@needs_compiler
 @pytest.mark.parametrize("of_chosen", [False, True])
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("n_tokens", [1, 8, 9, 40])

@@ -111,8 +111,8 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   const int64_t n_rows = e.first_C[e.n_calls], hidden = e.gate(0).columns, width = e.gate(0).rows;
   const int64_t down_stride = input_stride(e.down(0)), inner_stride = inner_stride_of(e.down(0));
   const float* input;
-  int64_t up_stride = 0;  // of one token without padding, every row is that token
-  if (e.n_tokens > 1 || std::find(e.token_R, e.token_R + n_rows, -1) != e.token_R + n_rows) {
+  int64_t up_stride = 0;  // of one token without padding, each call's row is that token
+  if (e.n_tokens > 1 || n_rows > e.n_calls || std::find(e.token_R, e.token_R + n_rows, -1) != e.token_R + n_rows) {
     up_stride = input_stride(e.gate(0));
     float* prepared = scratch(input_buffer, n_rows * up_stride);
     prepare_input(e, 0, n_rows, e.gate(0), prepared);
