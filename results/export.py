@@ -46,6 +46,7 @@ WHAT = {
     "requests": "one row a request",
     "summary": "one row a cell: means and intervals",
     "asked_tables": "the tables that the plan asks for",
+    "placement": "the graphs that ran: by trial, graph and unit, the operations that Core ML places there",
     "endurance": "rounds of a workload that ran until time, heat or the battery ended it",
     "endurance_steps": "steps of speed and watts within them",
     TRACES: "every reading of every meter: `time_s` on the run's clock, `value` in W (power, held) or J (counter)",
@@ -210,7 +211,7 @@ def card_text(run: RunData, derived: RunFrames, tables: Sequence[Exported]) -> s
         "",
         "| file | rows | what |",
         "|---|---|---|",
-        *(f"| {one.path.name} | {one.n_rows} | {WHAT.get(one.path.stem, '')} |" for one in tables),
+        *(f"| {one.path.name} | {one.n_rows} | {WHAT[one.path.stem]} |" for one in tables),
         "",
     ]
     for one in tables:

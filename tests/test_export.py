@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from results.export import card_text, escaped, export, fenced
+from results.export import TRACES, WHAT, card_text, escaped, export, fenced, foreign_files
+from results.graph_placement import GraphPlacement
+from results.report.csv import frames_of_run
 from results.run_frames import RunFrames
 from results.store import Store
 from tests.command import joulebench
@@ -48,6 +52,29 @@ def test_nothing_of_an_earlier_export_stays_beside_another_card(finished_run: Fi
         pd.DataFrame({"run_id": ["another"]}).to_parquet(tmp_path / f"{name}.parquet")
     assert joulebench("export", str(finished_run.directory), "--out", str(tmp_path), "--no-traces").code == 0
     assert {p.stem for p in tmp_path.glob("*.parquet")} == {*TABLES, "my_own"}
+
+
+def test_every_table_that_a_run_may_have_is_known_to_exports() -> None:
+    """By name, in the code: few runs have all of them."""
+    of_code = list(ast.walk(ast.parse(inspect.getsource(frames_of_run))))
+    keys = [key for node in of_code if isinstance(node, ast.Dict) for key in node.keys]
+    keys += [node.slice for node in of_code if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    names = {key.value for key in keys if isinstance(key, ast.Constant)}
+    assert len(names) == len(keys) > len(TABLES)
+    assert {*names, TRACES} == WHAT.keys()
+
+
+def test_placement_is_a_table_of_an_export_as_others_are(tmp_path: Path) -> None:
+    placed = {"ane": ("conv", "add"), "cpu": ("gather",)}
+    graph = GraphPlacement(package="p", function="f", role="experts", predictions=3, operations=placed)
+    export(run([cell()], [trial(placement=(graph,))]), tmp_path)
+    table = pd.read_parquet(tmp_path / "placement.parquet")
+    assert [*zip(table["unit"], table["operations"], strict=True)] == [("ane", "conv; add"), ("cpu", "gather")]
+    assert "| placement.parquet | 2 | the graphs that ran: " in (tmp_path / "README.md").read_text()
+    (tmp_path / "placement.tmp").write_text("half, of an export that was killed")
+    assert foreign_files(tmp_path) == []
+    export(run([cell()], [trial()]), tmp_path)
+    assert not [*tmp_path.glob("placement.*")]
 
 
 def test_traces_have_every_reading(exported: Path, finished_run: FinishedRun) -> None:
