@@ -144,10 +144,10 @@ def phase_intervals(completions: Sequence[Completion], window: Interval) -> dict
 
 def moved_edges(completions: Sequence[Completion]) -> list[list[Completion]]:
     """The requests as early, and as late, as they may have been answered: uniform, so sqrt(3) standard uncertainties.
-    Empty where the edges of all are known."""
+    Empty where the edges of all are known, or none of them is known how well."""
     if not any(c.edges_uncertainty_s for c in completions):
         return []
-    return [[_moved(c, sign * math.sqrt(3) * c.edges_uncertainty_s) for c in completions] for sign in (-1, 1)]
+    return [[_moved(c, sign * math.sqrt(3) * (c.edges_uncertainty_s or 0.0)) for c in completions] for sign in (-1, 1)]
 
 
 def _moved(completion: Completion, by_s: float) -> Completion:

@@ -162,9 +162,10 @@ class Completion(Record):
     speed that was told."""
     is_spread: bool = False
     """Of `token_times_s` only the first and the last are known: those between are spread evenly over that time."""
-    edges_uncertainty_s: float = 0.0
+    edges_uncertainty_s: float | None = 0.0
     """Standard uncertainty of when its phases began and ended, where another clock, or a delay of a link, is between
-    them and the run's clock. How long they lasted is known better: they come earlier or later as a whole."""
+    them and the run's clock. How long they lasted is known better: they come earlier or later as a whole. None: not
+    known, and in no joules: they ended with a program of which nothing but its end was seen, and so may be earlier."""
 
     @property
     def n_computed_tokens(self) -> int:

@@ -35,7 +35,10 @@ if pid:
     print(pid, flush=True)
     os._exit(0)
 os.dup2(2, 1)
+until_s = time.monotonic() + 30
 while os.getppid() != wanted:
+    if time.monotonic() > until_s:
+        sys.exit("nobody took this rank over")
     time.sleep(0.001)
 from engines.parallel.worker import main
 sys.exit(main(descriptor))
@@ -94,6 +97,7 @@ def _adopting() -> Iterator[None]:
 @contextmanager
 def ranks_forked() -> Iterator[None]:
     """Engines that start inside it have such ranks."""
+    warm_command.started()  # its link is none of what an engine leaves
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedRank}))
         yield

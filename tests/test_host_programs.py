@@ -128,23 +128,21 @@ def ran(folder: Path, text: str, last_words: str | None = None, timeout_s: float
 
 def test_a_program_that_goes_on_after_its_last_words_was_done_with_them(tmp_path: Path) -> None:
     """It frees its model: counted from its end, its phases held that."""
-    frees = "#!/bin/sh\necho done\nsleep 0.2\necho done $(date +%s.%N) >&2\nsleep 0.5\n"
+    frees = "#!/bin/sh\necho done\nsleep 0.2\necho done $(date +%s.%N) >&2\nsleep 1\n"
     ahead_s = time.time() - time.monotonic()
     run = ran(tmp_path, frees, "done")
     assert run.done is not None
-    assert run.done.at_s + ahead_s == pytest.approx(float(run.output.stderr.split()[1]), abs=0.1)
-    assert run.ended_s - run.done.at_s >= 0.45
+    assert run.done.at_s + ahead_s >= float(run.output.stderr.split()[1]) - 0.01  # the last time they came
+    assert run.ended_s - run.done.at_s > 0.25
     for words in ("never said", None):
-        silent = ran(tmp_path, frees, words)
-        assert silent.done is not None
-        assert silent.done.at_s == silent.ended_s
+        assert ran(tmp_path, frees, words).done is None
 
 
 def test_all_that_a_program_writes_is_taken_whichever_pipe_is_full(tmp_path: Path) -> None:
     n = 1 << 20
-    text = f"#!/bin/sh\nhead -c {n} /dev/zero | tr '\\0' e >&2\nhead -c {n} /dev/zero | tr '\\0' o\nexit 3\n"
-    run = ran(tmp_path, text)
-    assert run.output.stdout == "o" * n
+    text = f"#!/bin/sh\nhead -c {n} /dev/zero | tr '\\0' e >&2\nhead -c {n} /dev/zero | tr '\\0' o\n"
+    run = ran(tmp_path, text + "printf '10 %%\\r100 %%\\r\\nend'\nexit 3\n")
+    assert run.output.stdout == "o" * n + "10 %\n100 %\nend"
     assert run.output.stderr == "e" * n
     assert run.output.exit_code == 3
 

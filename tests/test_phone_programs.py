@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 
@@ -297,11 +298,33 @@ def test_the_same_program_on_this_host(tmp_path: Path) -> None:
     assert done.ttft_s == pytest.approx(0.2, abs=1e-3)
     assert done.e2e_s == pytest.approx(0.4, abs=2e-3)
     assert len(done.set_aside_s) == 3
+    assert done.edges_uncertainty_s == 0
+    assert "derived from the program's last words or its end" in " ".join(engine.take_remarks())
     # A program that says it computed for longer than it ran is not believed.
     binary.write_text(binary.read_text().replace("2e8", "9e9"))
     with pytest.raises(Exception, match=r"computed for 9 s, and it ran 0\.\d+ s"):
         engine.run(REQUEST, unheard)
     engine.close()
+
+
+def test_how_well_edges_are_known_is_not_told_of_a_program_whose_last_words_did_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = LlamaBench.calls
+    monkeypatch.setattr(
+        LlamaBench, "calls", lambda self, lengths: [replace(c, last_words="none") for c in calls(self, lengths)]
+    )
+    binary, model = tmp_path / "llama-bench", tmp_path / "model.gguf"
+    quick = LLAMA_BENCH.replace(f"sleep {LOAD_S}", "").replace("sleep $s", "sleep 0.1").replace("${s}e9", "1e8")
+    binary.write_text(quick)
+    binary.chmod(0o755)
+    model.write_bytes(b"GGUF")
+    program, files = LlamaBench(LlamaBenchOptions(), SETTINGS, model.name), {"llama-bench": binary, model.name: model}
+    engine = ProgramEngine(program, HostTarget(CLOCK.now_s), files, "host", SpokenIds(), 512, CLOCK.now_s)  # type: ignore[arg-type]
+    done = engine.run(REQUEST, unheard)
+    engine.close()
+    assert done.edges_uncertainty_s is None
+    assert "derived from the program's end, which may be late" in " ".join(engine.take_remarks())
 
 
 def test_a_plan_runs_programs_on_a_phone_and_tells_which_ran_out_of_memory(

@@ -60,7 +60,8 @@ def run(
     code: Python that is run in its place, as by `python -c`; the command's arguments are its own. pass_fds: files that
     it has too; their numbers there are its last arguments.
     """
-    link = _server()
+    link = started()
+    link.settimeout(None)  # the limit is this command's own, not that of what it waits for
     wanted = {
         "command": [os.fspath(part) for part in command],
         "environment": dict(environment),
@@ -82,7 +83,7 @@ def run(
 
 
 @cache
-def _server() -> socket.socket:
+def started() -> socket.socket:
     """Started once in each process that runs tests. It ends when that one does: its link ends."""
     ours, theirs = socket.socketpair()
     with theirs:

@@ -66,13 +66,14 @@ def run_app(
 
 
 async def _trip_s(control: Any, app: str, clock: Clock) -> float:
-    """Of a question that the phone answers at once: the longest of some trips."""
-    longest_s = 0.0
-    for _ in range(TRIPS):
+    """Of a question that the phone answers at once: the longest of some trips, without the first, which opens a
+    channel."""
+    trips_s = []
+    for _ in range(1 + TRIPS):
         asked_s = clock.now_s()
         await control.process_identifier_for_bundle_identifier(app)
-        longest_s = max(longest_s, clock.now_s() - asked_s)
-    return longest_s
+        trips_s.append(clock.now_s() - asked_s)
+    return max(trips_s[1:])
 
 
 async def _console(control: Any, app: str, process_id: int, last_words: Sequence[str]) -> str:

@@ -79,13 +79,15 @@ class ProgramEngine:
         figures = self._program.figures(lengths, [run.output for run in runs])
         told_stretches = [one for one in (figures.prefill, figures.decode) if one is not None]
         stretches = [_placed(one, runs, self._program.name) for one in told_stretches]
-        prefill_s, known_s = stretches[0], max(_uncertainty_s(one, runs) for one in told_stretches)
+        prefill_s, known_s = stretches[0], [_uncertainty_s(one, runs) for one in told_stretches]
         _check_order([(asked_s, asked_s), *stretches], self._program.name)
         stamped = all(one.wall_s and not one.is_derived for one in told_stretches)
         edges = (
             "the program's own stamps"
             if stamped
-            else "derived from the program's last words or end, and the times that it tells"
+            else "derived from the program's end, which may be late, and the times that it tells"
+            if None in known_s
+            else "derived from the program's last words or its end, and the times that it tells"
         )
         version = "" if figures.version is None else f" {figures.version}"
         told = (f"{self._program.name}{version}: edges of phases are {edges}; {runs[0].remark}", *figures.remarks)
@@ -113,7 +115,7 @@ class ProgramEngine:
             set_aside_s=tuple(_between((asked_s, answered_s), stretches)),
             derived=_derived(figures),
             is_spread=True,
-            edges_uncertainty_s=known_s,
+            edges_uncertainty_s=None if None in known_s else max(filter(None, known_s), default=0.0),
         )
 
     @property
@@ -219,11 +221,12 @@ def _placed(stretch: Stretch, runs: Sequence[ProgramRun], program: str) -> tuple
     return begin_s, end_s
 
 
-def _uncertainty_s(stretch: Stretch, runs: Sequence[ProgramRun]) -> float:
+def _uncertainty_s(stretch: Stretch, runs: Sequence[ProgramRun]) -> float | None:
+    """Standard. None: by the program's end alone, before which it may have done more."""
     run = runs[stretch.call]
     if stretch.wall_s is not None:
         return run.stamp_uncertainty_s
-    return 0.0 if run.done is None else run.done.uncertainty_s
+    return None if run.done is None else run.done.uncertainty_s
 
 
 def _check_order(stretches: Sequence[tuple[float, float]], program: str) -> None:

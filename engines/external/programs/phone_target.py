@@ -121,10 +121,10 @@ class PhoneTarget:
             raise TransientDeviceError(f"{self._device.name}: when {call.arguments[0]} ran is not known; try again")
         output = ProgramOutput(result.stdout, result.stderr, result.exit_code, self._texts(call.reads))
         begun_s, ended_s = map(times.of_uptime_s, result.edges_s)
-        arrived_s = process.arrived_s(call.last_words) if call.last_words else None
+        arrived_s, done = process.arrived_s(call.last_words) if call.last_words else None, None
         if arrived_s is not None:
             arrived_s += self._now_s() - time.monotonic()
-        done = last_edge(Edge(ended_s, times.uptime_uncertainty_s), arrived_s, times.trip_s)
+            done = last_edge(Edge(ended_s, times.uptime_uncertainty_s), arrived_s, times.trip_s)
         return ProgramRun(output, begun_s, ended_s, times.of_wall_s, times.remark, done, times.wall_uncertainty_s)
 
     def _texts(self, names: tuple[str, ...]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -35,8 +36,8 @@ WATCH = 'read -r group && { read -r _; kill -s KILL -- "-$group"; }'
 
 class ProgramRun(NamedTuple):
     """begun_s, ended_s: of the program, on the run's clock. of_wall_s: of the machine's wall clock onto it; None where
-    that clock was set meanwhile. remark: how well these times are known. done: the end of its last phase; None: it is
-    the program's. stamp_uncertainty_s: standard, of `of_wall_s`."""
+    that clock was set meanwhile. remark: how well these times are known. done: the end of its last phase; None: not
+    seen, for its last words are not known or did not come. stamp_uncertainty_s: standard, of `of_wall_s`."""
 
     output: ProgramOutput
     begun_s: float
@@ -126,7 +127,7 @@ class HostTarget:
         output = ProgramOutput(stdout, stderr, code if code >= 0 else 128 - code, _texts_of(folder, call.reads))
         return ProgramRun(
             output, begun_s, ended_s, lambda wall_s: wall_s - ahead_s if is_steady else None, "this host's clock",
-            last_edge(Edge(ended_s, 0.0), arrived_s, 0.0),
+            None if arrived_s is None else last_edge(Edge(ended_s, 0.0), arrived_s, 0.0),
         )  # fmt: skip
 
     def _listen(
@@ -149,7 +150,9 @@ class HostTarget:
                 if time.monotonic() >= deadline_s:
                     raise subprocess.TimeoutExpired(running.args, timeout_s)
         running.wait(max(0.0, deadline_s - time.monotonic()))
-        stdout, stderr = (one.text.decode(errors="replace") for one in written.values())
+        stdout, stderr = (
+            re.sub("\r\n?", "\n", one.text.decode(errors="replace")) for one in written.values()
+        )  # a line that is written anew is a line
         return stdout, stderr, last_arrival_s(written.values(), last_words) if last_words else None
 
     def _end(self) -> int:
