@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,12 @@ from tests.plans import MODEL
 from tests.small_disk import small_disk
 
 FULL = "No space left on device"
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def whole_pages(n_bytes: int) -> int:
+    """What so many bytes of a file take of a small disk."""
+    return -(-n_bytes // PAGE) * PAGE
 
 
 @pytest.fixture
@@ -60,12 +68,12 @@ def test_an_export_without_room_leaves_the_earlier_one_as_it_was(tmp_path: Path,
     """New tables lay beside the card of the earlier one."""
     command = ("export", str(finished_run.directory), "--out")
     assert joulebench(*command, str(tmp_path / "elsewhere")).code == 0
-    n_bytes = sum(p.stat().st_size for p in (tmp_path / "elsewhere").iterdir())
-    with small_disk(tmp_path / "disk", 2 * n_bytes) as disk:
+    paged = [whole_pages(p.stat().st_size) for p in (tmp_path / "elsewhere").iterdir()]
+    with small_disk(tmp_path / "disk", 2 * sum(n_bytes + PAGE for n_bytes in paged)) as disk:
         out = disk / "set"
         assert joulebench(*command, str(out)).code == 0
         earlier = {p.name: (p.stat().st_ino, p.read_bytes()) for p in out.iterdir()}
-        (disk / "filler").write_bytes(bytes(n_bytes // 4))
+        (disk / "filler").write_bytes(bytes(whole_pages(shutil.disk_usage(disk).free - 3 * sum(paged) // 4)))
         told = joulebench(*command, str(out))
         assert (told.code, len(told.problems)) == (7, 1), told.stderr
         assert told.problems[0].startswith(f"error: --out {out}")
