@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,8 +62,8 @@ class Exported(NamedTuple):
 
 def foreign_files(directory: Path) -> list[str]:
     """Names of what no export wrote there, nor left when it was killed, but for Parquet files. Raises `OSError`."""
-    halves = {_half(Path(name)).name for name in WHAT}
-    others = (p for p in directory.iterdir() if p.suffix != ".parquet" and p.name not in halves)
+    halves = {*_halves(directory)}
+    others = (p for p in directory.iterdir() if p.suffix != ".parquet" and p not in halves)
     return sorted(p.name for p in others if not _is_card(p))
 
 
@@ -73,9 +74,11 @@ def _is_card(path: Path) -> bool:
 def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path]:
     """Writes tables and card. They take their names when all are whole: where one cannot be written, an earlier export
     stays as it was. Tables of it that this one does not have go: beside the new card they would pass for this run's.
-    Raises `OSError`."""
+    The earlier card goes first and the new one comes last: no card, a kill in between too, stands beside tables that
+    are not its own. Raises `OSError`."""
     directory.mkdir(parents=True, exist_ok=True)
     derived = RunFrames(run)
+    card = directory / CARD
     found = []
     try:
         for name, content in frames_of_run(run, derived).items():
@@ -83,21 +86,29 @@ def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path
             found.append(_written(directory / f"{name}.parquet", iter(parts)))
         if with_traces:
             found.append(_written(directory / f"{TRACES}.parquet", _traces(run)))
-        card = directory / CARD
-        replace_text(card, card_text(run, derived, found))
-        for one in found:
-            _half(one.path).replace(one.path)
+        replace_text(_half(card), card_text(run, derived, found))
+        if card.exists():
+            shutil.copymode(card, _half(card))
+        card.unlink(missing_ok=True)
+        for name in WHAT.keys() - {one.path.stem for one in found}:
+            (directory / f"{name}.parquet").unlink(missing_ok=True)
+        for path in (*(one.path for one in found), card):
+            _half(path).replace(path)
     finally:
-        for name in WHAT:
-            _half(directory / f"{name}.parquet").unlink(missing_ok=True)
-    for name in WHAT.keys() - {one.path.stem for one in found}:
-        (directory / f"{name}.parquet").unlink(missing_ok=True)
+        for path in _halves(directory):
+            path.unlink(missing_ok=True)
     return [card, *(one.path for one in found)]
 
 
 def _half(path: Path) -> Path:
-    """Where a table lies until all are whole."""
+    """Where a table or the card lies until all are whole."""
     return path.with_suffix(".tmp")
+
+
+def _halves(directory: Path) -> list[Path]:
+    """All that an export may leave there when it is killed; of the card, which is renamed onto its half, two."""
+    half_card = _half(directory / CARD)
+    return [half_card, *directory.glob(f".{half_card.name}.*"), *(_half(directory / name) for name in WHAT)]
 
 
 def _written(path: Path, parts: Iterator[pd.DataFrame]) -> Exported:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
+import stat
 from pathlib import Path
 
 import pandas as pd
@@ -44,6 +46,56 @@ def test_an_export_that_was_killed_is_made_again(exported: Path, finished_run: F
     (exported / "energy.tmp").write_text("half")
     assert joulebench("export", str(finished_run.directory), "--out", str(exported)).code == 0
     assert not (exported / "energy.tmp").exists()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("n_renamed", [0, 1, 2, 8, len(TABLES) + 1])
+def test_no_card_stands_beside_tables_that_are_not_its_own_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_renamed: int
+) -> None:
+    """Of the renames, the first is of the half card, the last of the card."""
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    graph = GraphPlacement(package="p", function="f", role="experts", predictions=1, operations={"cpu": ("add",)})
+    earlier = run([cell()], [trial(placement=(graph,)), trial(repeat=1)])
+    later = run([cell(engine="another")], [trial()])
+    out = tmp_path / "set"
+    export(later, tmp_path / "whole", with_traces=False)
+    export(earlier, out)
+    whole, before = files(tmp_path / "whole"), files(out)
+    renames: list[Path] = []
+
+    def rename(source: Path, target: Path) -> None:
+        if len(renames) == n_renamed:
+            patched.setattr(os, "unlink", lambda path: None)
+            raise Killed
+        os.rename(source, target)
+        renames.append(target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", rename)
+        with pytest.raises(Killed):
+            export(later, out, with_traces=False)
+    left = files(out)
+    assert left.keys() - before.keys() - whole.keys(), "halves are there"
+    assert left | before == left if n_renamed == 0 else "README.md" not in left
+    assert foreign_files(out) == []
+    export(later, out, with_traces=False)
+    assert files(out) == whole
+
+
+def test_a_card_that_its_owner_let_others_read_stays_so(tmp_path: Path) -> None:
+    modes = []
+    for mode in (0o644, 0o640):
+        export(run([cell()], [trial()]), tmp_path)
+        modes.append(stat.S_IMODE((tmp_path / "README.md").stat().st_mode))
+        (tmp_path / "README.md").chmod(mode)
+    assert modes == [0o600, 0o644]
 
 
 def test_nothing_of_an_earlier_export_stays_beside_another_card(finished_run: FinishedRun, tmp_path: Path) -> None:
