@@ -86,7 +86,7 @@ def test_what_cannot_be_written_is_told_before_anything_is_recorded(
 
 def test_a_target_that_is_lost_meanwhile_costs_neither_the_readings_nor_the_joules(tmp_path: Path) -> None:
     done = recorded(tmp_path, "pathlib.Path('t.parquet').mkdir()", "1", ["--json"])
-    assert done.code == 5
+    assert done.code == 7
     assert "error: t.parquet cannot be written (" in done.stderr
     [kept] = tmp_path.glob("recording-*.parquet")
     assert f"error: the recording is in {kept}" in done.stderr
@@ -97,7 +97,7 @@ def test_a_target_that_is_lost_meanwhile_costs_neither_the_readings_nor_the_joul
 
 def test_a_picture_that_cannot_be_written_is_told_as_such(tmp_path: Path) -> None:
     done = recorded(tmp_path, "pathlib.Path('t.png').mkdir()", "1", ["--json"])
-    assert done.code == 5
+    assert done.code == 7
     assert "error: the picture t.png cannot be written (" in done.stderr
     assert "t.parquet cannot" not in done.stderr
     assert json.loads(done.stdout)["files"] == ["t.parquet"]
