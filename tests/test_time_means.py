@@ -182,11 +182,49 @@ def test_columns_of_two_meters_each_say_what_their_values_are(tmp_path: Path) ->
     ]
 
 
-def test_a_column_says_otherwise_than_the_whole_file(tmp_path: Path) -> None:
+def test_what_a_column_says_of_itself_holds_beside_what_all_are_told_to_be(tmp_path: Path) -> None:
+    """A GPU's ramp in means of the last second that renew every 100 ms, as the page has it; a CPU's as rows, and a
+    disk's as instants."""
+    rows = [f"{row},{100 + 5 * (i / 10 - 0.05):.3f},{100 + i / 2:.1f}" for i, row in enumerate(ramp())]
+    words = "# averaged_s = 1\n# update_period_s = 0.1\n# cpu_w averaged_s = rows\n# disk_w averaged_s = 0\n"
+    words += "# disk_w update_period_s = 0"
+    meter = opened(tmp_path / "power.csv", csv_of(words, rows, "time_s,gpu_w,cpu_w,disk_w"))
+    traces, start_s, end_s = measure(meter, sleep(12.0))
+    a, b = start_s - traces[0].times_s[0], end_s - traces[0].times_s[0]
+    true_j = 100 * (b - a) + 5 * (b * b - a * a) / 2
+    told = [(t.component, t.averaged_s, t.update_period_s, t.kind) for t in traces]
+    assert told == [("gpu", 1.0, 0.1, "power"), ("cpu", None, 0.0, "held"), ("disk", None, 0.0, "power")]
+    # A renewal is half of its period old on average.
+    for part, late_s in zip(traces, (0.05, 0.0, 0.0), strict=True):
+        reading = energy_of_spans(traces, [(start_s, end_s)], part.meter, part.component)
+        assert reading.energy_j == pytest.approx(true_j + 5 * late_s * (b - a), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "of_cpu"),
+    [
+        ("# cpu_w averaged_s = 2", (2.0, 0.1, "power")),
+        ("# cpu_w averaged_s = 0", (None, 0.1, "power")),
+        ("# cpu_w update_period_s = 0.5", (1.0, 0.5, "power")),
+        ("# cpu_w update_period_s = 0", (1.0, 0.0, "power")),
+        ("# cpu_w averaged_s = rows", (None, 0.0, "held")),
+        ("# cpu_w averaged_s = rows\n# cpu_w update_period_s = 0", (None, 0.0, "held")),
+    ],
+)
+def test_a_column_says_otherwise_than_the_whole_file(
+    tmp_path: Path, words: str, of_cpu: tuple[float | None, float, str]
+) -> None:
     rows = [f"{row},7" for row in ramp()]
-    words = "# averaged_s = 1\n# cpu_w averaged_s = 2\n# cpu_w update_period_s = 0.5"
+    words = f"# averaged_s = 1\n{words}\n# update_period_s = 0.1"
     channels = opened(tmp_path / "power.csv", csv_of(words, rows, "time_s,gpu_w,cpu_w")).channels
-    assert [(c.averaged_s, c.update_period_s) for c in channels] == [(1.0, 0.0), (2.0, 0.5)]
+    assert [(c.averaged_s, c.update_period_s, c.kind) for c in channels] == [(1.0, 0.1, "power"), of_cpu]
+
+
+def test_a_column_whose_rows_repeat_is_not_of_the_rows_of_all(tmp_path: Path) -> None:
+    rows = [f"{row},7" for row in ramp()]
+    words = "# averaged_s = rows\n# cpu_w update_period_s = 0.5"
+    channels = opened(tmp_path / "power.csv", csv_of(words, rows, "time_s,gpu_w,cpu_w")).channels
+    assert [(c.kind, c.update_period_s) for c in channels] == [("held", 0.0), ("power", 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -195,23 +233,26 @@ def test_a_column_says_otherwise_than_the_whole_file(tmp_path: Path) -> None:
         ("# cpu_w averaged_s = 1", r"line 1: no column of watts is called 'cpu_w' \(gpu_w\)"),
         ("# gpu_w averaged_s = 1\n# gpu_w averaged_s = 1", "line 2: gpu_w averaged_s is told twice"),
         (
-            "# averaged_s = rows\n# gpu_w update_period_s = 1",
-            "line 2: averaged_s = rows says that each row has a value",
+            "# averaged_s = 1\n# gpu_w averaged_s = rows\n# gpu_w update_period_s = 1",
+            "line 3: gpu_w averaged_s = rows says that each row has a value of its own, and gpu_w update_period_s that",
         ),
-        ("# averaged_s = -1", "line 1: averaged_s is '-1'; write seconds above 0, or rows"),
-        ("# averaged_s = 0", "averaged_s is '0'; write seconds"),
+        ("# averaged_s = -1", "line 1: averaged_s is '-1'; write seconds, 0 or more, or rows"),
+        ("# gpu_w averaged_s = -1", "line 1: gpu_w averaged_s is '-1'; write seconds, 0 or more, or rows"),
         ("# averaged_s = nan", "averaged_s is 'nan'; write seconds"),
         ("# averaged_s = inf", "averaged_s is 'inf'; write seconds"),
         ("# averaged_s = one", "averaged_s is 'one'; write seconds"),
         ("# averaged_s =", "averaged_s is ''; write seconds"),
-        ("# a remark\n# update_period_s = rows", "line 2: update_period_s is 'rows'; write seconds above 0$"),
+        ("# a remark\n# update_period_s = rows", "line 2: update_period_s is 'rows'; write seconds, 0 or more$"),
         ("# averaged_s = 1\n# averaged_s = 2", "line 2: averaged_s is told twice"),
         ("# average_s = 1", "line 1: '# average_s = 1' tells nothing that is known; write averaged_s = SECONDS"),
         ("# averaged_s: 1", "line 1: '# averaged_s: 1' tells nothing that is known"),
-        ("# averaged_s = rows\n# update_period_s = 1", "says that each row has a value of its own"),
-        ("# averaged_s = 100", "averaged_s = 100, and the whole recording lasts 39.9 s; is it in seconds"),
-        ("# update_period_s = 100", "update_period_s = 100, and the whole recording lasts 39.9 s"),
-        ("# update_period_s = 1", "update_period_s = 1, and gpu_w changes every 0.1 s; a mean of longer"),
+        (
+            "# averaged_s = rows\n# update_period_s = 1",
+            "line 2: averaged_s = rows says that each row has a value of its own",
+        ),
+        ("# averaged_s = 100", "gpu_w averaged_s = 100, and the whole recording lasts 39.9 s; is it in seconds"),
+        ("# update_period_s = 100", "gpu_w update_period_s = 100, and the whole recording lasts 39.9 s"),
+        ("# update_period_s = 1", "gpu_w update_period_s = 1, and it changes every 0.1 s; a mean of longer"),
     ],
 )
 def test_words_that_cannot_be_are_refused(tmp_path: Path, words: str, message: str) -> None:

@@ -2,11 +2,13 @@
 
     # averaged_s = 1                each value is the mean of so many seconds before its `time_s`
     # averaged_s = rows             each value is the mean of the time since the row before
-    # update_period_s = 0.1         how often the values renew, where rows repeat them
+    # averaged_s = 0                each value is the power at its moment
+    # update_period_s = 0.1         how often the values renew, where rows repeat them; 0: each row has a new one
     # gpu_w averaged_s = 1          of this column alone
 
-A line without a column holds for all columns that have no such line of their own. Other comments are skipped where they
-are no `word = value`. Without them a value is the power at its moment, and every row has a new one.
+Each word that a column does not say itself is what a line without a column says. But of `rows` and a period, which
+cannot both be, its own one holds alone. Other comments are skipped where they are no `word = value`. Without them a
+value is the power at its moment, and every row has a new one.
 """
 
 from __future__ import annotations
@@ -62,20 +64,29 @@ class FileWords(NamedTuple):
             if column and column not in columns:
                 line = min(line for line, _ in own.values())
                 raise _refused(self.path, line, f"no column of watts is called {column[:40]!r} ({', '.join(columns)})")
-        return tuple(self._of({**self.told.get("", {}), **self.told.get(column, {})}) for column in columns)
+        for column, own in self.told.items():
+            if _contradict(own):
+                name = f"{column} " if column else ""
+                raise _refused(
+                    self.path,
+                    max(line for line, _ in own.values()),
+                    f"{name}{AVERAGED} = {ROWS} says that each row has a value of its own, and {name}{PERIOD} that rows"
+                    " repeat one; delete one of them",
+                )
+        return tuple(self._of(column) for column in columns)
 
-    def _of(self, own: Mapping[str, tuple[int, str]]) -> PowerWords:
-        values = {word: value for word, (_, value) in own.items()}
+    def _of(self, column: str) -> PowerWords:
+        own = self.told.get(column, {})
+        merged = {**self.told.get("", {}), **own}
+        values = {word: value for word, (_, value) in (own if _contradict(merged) else merged).items()}
         of_rows = values.get(AVERAGED) == ROWS
-        if of_rows and PERIOD in values:
-            raise _refused(
-                self.path,
-                max(line for line, _ in own.values()),
-                f"{AVERAGED} = {ROWS} says that each row has a value of its own, and {PERIOD} that rows repeat one;"
-                " delete one of them",
-            )
-        averaged_s = float(values[AVERAGED]) if AVERAGED in values and not of_rows else None
+        averaged_s = None if of_rows else float(values.get(AVERAGED, 0.0)) or None
         return PowerWords(averaged_s, of_rows, float(values.get(PERIOD, 0.0)))
+
+
+def _contradict(told: Mapping[str, tuple[int, str]]) -> bool:
+    """Rows that each have a value of their own, and rows that repeat one."""
+    return AVERAGED in told and told[AVERAGED][1] == ROWS and PERIOD in told and float(told[PERIOD][1]) > 0
 
 
 def read_words(path: Path) -> FileWords:
@@ -99,7 +110,7 @@ def read_words(path: Path) -> FileWords:
                 raise _refused(path, n_lines, f"{words} is told twice; delete one")
             own[word] = n_lines, value
             if not (word == AVERAGED and value == ROWS):
-                _seconds(path, n_lines, word, value)
+                _seconds(path, n_lines, words, value)
     return FileWords(path, n_lines, told)
 
 
@@ -113,26 +124,26 @@ def refuse_contradicted(
         for word, told_s in ((AVERAGED, words.averaged_s or 0.0), (PERIOD, words.update_period_s)):
             if told_s > length_s:
                 raise MeterUnavailableError(
-                    f"replay: {path}: {word} = {told_s:.6g}, and the whole recording lasts {length_s:.6g} s; is it in"
-                    " seconds?"
+                    f"replay: {path}: {column} {word} = {told_s:.6g}, and the whole recording lasts {length_s:.6g} s;"
+                    " is it in seconds?"
                 )
         seen_s = observed_update_period_s(times_s, column_w)
         if seen_s < QUICKER * words.update_period_s:
             raise MeterUnavailableError(
-                f"replay: {path}: {PERIOD} = {words.update_period_s:.6g}, and {column} changes every {seen_s:.3g} s;"
+                f"replay: {path}: {column} {PERIOD} = {words.update_period_s:.6g}, and it changes every {seen_s:.3g} s;"
                 f" a mean of longer than it renews is told by {AVERAGED}"
             )
 
 
-def _seconds(path: Path, line: int, word: str, value: str) -> None:
-    """Raises `MeterUnavailableError` where these are none."""
+def _seconds(path: Path, line: int, words: str, value: str) -> None:
+    """words: the column, if one is named, and the word. Raises `MeterUnavailableError` where these are none."""
     try:
         seconds = float(value)
     except ValueError:
         seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        other = f", or {ROWS}" if word == AVERAGED else ""
-        raise _refused(path, line, f"{word} is {value[:40]!r}; write seconds above 0{other}")
+    if not (math.isfinite(seconds) and seconds >= 0):
+        other = f", or {ROWS}" if words.endswith(AVERAGED) else ""
+        raise _refused(path, line, f"{words} is {value[:40]!r}; write seconds, 0 or more{other}")
 
 
 def _refused(path: Path, line: int, why: str) -> MeterUnavailableError:
