@@ -223,8 +223,17 @@ def test_a_column_says_otherwise_than_the_whole_file(
 def test_a_column_whose_rows_repeat_is_not_of_the_rows_of_all(tmp_path: Path) -> None:
     rows = [f"{row},7" for row in ramp()]
     words = "# averaged_s = rows\n# cpu_w update_period_s = 0.5"
-    channels = opened(tmp_path / "power.csv", csv_of(words, rows, "time_s,gpu_w,cpu_w")).channels
-    assert [(c.kind, c.update_period_s) for c in channels] == [("held", 0.0), ("power", 0.5)]
+    with pytest.raises(
+        MeterUnavailableError, match=r"line 2: rows of cpu_w repeat values, .* say what cpu_w has: cpu_w"
+    ):
+        opened(tmp_path / "power.csv", csv_of(words, rows, "time_s,gpu_w,cpu_w"))
+    for told, averaged_s in ((0, None), (2, 2.0)):
+        more = f"{words}\n# cpu_w averaged_s = {told}"
+        channels = opened(tmp_path / "power.csv", csv_of(more, rows, "time_s,gpu_w,cpu_w")).channels
+        assert [(c.kind, c.averaged_s, c.update_period_s) for c in channels] == [
+            ("held", None, 0.0),
+            ("power", averaged_s, 0.5),
+        ]
 
 
 @pytest.mark.parametrize(

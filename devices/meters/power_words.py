@@ -7,8 +7,9 @@
     # gpu_w averaged_s = 1          of this column alone
 
 Each word that a column does not say itself is what a line without a column says. But of `rows` and a period, which
-cannot both be, its own one holds alone. Other comments are skipped where they are no `word = value`. Without them a
-value is the power at its moment, and every row has a new one.
+cannot both be, `rows` of its own holds alone, and with a period of its own it says what its values are. Other comments
+are skipped where they are no `word = value`. Without them a value is the power at its moment, and every row has a new
+one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,15 @@ class FileWords(NamedTuple):
             if column and column not in columns:
                 line = min(line for line, _ in own.values())
                 raise _refused(self.path, line, f"no column of watts is called {column[:40]!r} ({', '.join(columns)})")
+        of_all = self.told.get("", {})
         for column, own in self.told.items():
+            if AVERAGED not in own and _contradict({**of_all, **own}) and not _contradict(of_all):
+                raise _refused(
+                    self.path,
+                    own[PERIOD][0],
+                    f"rows of {column} repeat values, and {AVERAGED} = {ROWS} of all columns is of rows that do not;"
+                    f" say what {column} has: {column} {AVERAGED} = SECONDS, 0 for the power at its moment",
+                )
             if _contradict(own):
                 name = f"{column} " if column else ""
                 raise _refused(
