@@ -112,12 +112,16 @@ def _write_both(out: Path, sheet: str, points: str) -> None:
 
 
 def _name_problems(out: Path) -> Iterator[str]:
+    from devices.models.sheet import name_taken
+
     is_sheet = out.suffix == ".toml"
     if not is_sheet:
         yield f"--out {out}: a sheet is a TOML file; end its name with .toml"
     for path in _files(out) if is_sheet else (out,):
         if path.exists() or path.is_symlink():
             yield f"{path}: exists already and is left as it is; give another name"
+    if is_sheet and (taken := name_taken(out.stem)) is not None:
+        yield f"{out}: {taken}"
     if not out.parent.is_dir():
         yield f"{out}: its folder does not exist; make it first"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +26,8 @@ UNITS = {
 """By how a key ends. All take a prefix."""
 SIZES = ("_bytes", "graph_bytes_limit")
 """Keys end so whose figures are bytes that a memory holds."""
+NAME_LINE = re.compile(r"^name[ \t]*=.*$", re.MULTILINE)
+"""Of a sheet's text: the first is the sheet's own."""
 PLAIN_UNITS = {"pj_per_bit": "pJ/bit", "tokens_per_s": "token/s"}
 
 
@@ -130,15 +132,21 @@ def _with_unit(key: str, value: float) -> str:
 
 
 def _write(ref: SheetRef, name: str, out: Path) -> None:
-    from devices.models.sheet import available_sheets, sheet_path
+    from devices.models.sheet import SheetError, available_sheets, parse_sheet, sheet_path
     from results.report.files import write_new_text
+    from results.report.plan_text import value_text
 
     if out.suffix != ".toml" or out.stem in available_sheets():
         fail(f"{out}: name it NAME.toml, after no sheet of joulebench; the device is then model:NAME", EXIT_BAD_PLAN)
-    text = sheet_path(ref).read_text(encoding="utf-8")
-    named = text.replace(f"name = {json.dumps(name)}", f"name = {json.dumps(out.stem)}", 1)
+    text = sheet_path(ref).read_text(encoding="utf-8-sig")
+    called = f"name = {value_text(out.stem)}"
+    copy = f"# A copy of sheet {name}, to change.\n{NAME_LINE.sub(lambda line: called, text, count=1)}"
     try:
-        write_new_text(out, f"# A copy of sheet {name}, to change.\n{named}")
+        parse_sheet(copy, out.stem)
+    except SheetError:
+        fail(f"{name}: its name is not in a line of its own; copy the file, and write {called} in it", EXIT_BAD_PLAN)
+    try:
+        write_new_text(out, copy)
     except FileExistsError:
         fail(f"{out}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
     except OSError as error:
@@ -146,5 +154,5 @@ def _write(ref: SheetRef, name: str, out: Path) -> None:
     except ValueError as error:
         fail(f"{out}: cannot be written ({error}); give another name", EXIT_BAD_PLAN)
     typer.echo(f"{printable(str(out))}: written; change it, and then")
-    typer.echo(f"  joulebench sheets {shlex.quote(str(out))}  # shows its figures, or every problem at once")
-    typer.echo(f"  in a plan beside it:  [[device]]  sheet = {json.dumps(out.name)}")
+    typer.echo(f"  joulebench sheets {printable(shlex.quote(str(out)))}  # shows its figures, or every problem at once")
+    typer.echo(f"  in a plan beside it:  [[device]]  sheet = {printable(value_text(out.name))}")

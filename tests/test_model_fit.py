@@ -26,6 +26,7 @@ from tests.command import joulebench, start
         ("absent/mine.toml", "its folder does not exist; make it first"),
         ("there.toml", "exists already and is left as it is; give another name"),
         ("beside.toml", "beside.csv: exists already"),
+        ("a100.toml", "a100 is a sheet of joulebench; give the file another name"),
     ],
 )
 def test_names_are_looked_at_before_anything_is_measured(tmp_path: Path, name: str, told: str) -> None:

@@ -258,10 +258,15 @@ def load_sheet(ref: SheetRef) -> Sheet:
     return parse_sheet(sheet_path(ref).read_text(encoding="utf-8"), ref)
 
 
+def name_taken(name: str) -> str | None:
+    """Why a user's sheet cannot be called so; None: it can."""
+    if name not in available_sheets():
+        return None
+    return f"{name} is a sheet of joulebench; give the file another name, and the sheet in it the same"
+
+
 def _users_sheet(path: Path) -> Sheet:
-    names = []
-    if path.stem in available_sheets():
-        names = [f"{path.stem} is a sheet of joulebench; give the file another name, and the sheet in it the same"]
+    names = [taken] if (taken := name_taken(path.stem)) is not None else []
     try:
         text = read_text(path)
     except OSError as error:
