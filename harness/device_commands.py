@@ -86,14 +86,19 @@ def doctor(
         fail(f"{error}; the verdict before stands", EXIT_DEVICE_NOT_READY)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "the verdict before stands")
+    kept, trouble = None, ""
     try:
         kept = keep_self_test(found, state_folder())
     except OSError as error:
-        fail(f"the verdict cannot be kept ({error}); name another folder with JOULEBENCH_STATE", EXIT_BAD_PLAN)
+        trouble = f"the verdict cannot be kept ({error}); name another folder with JOULEBENCH_STATE"
+    # What was measured is told, also where it cannot be kept.
     if as_json:
-        typer.echo(json.dumps(found.model_dump(mode="json") | {"verdict": found.verdict, "file": str(kept)}, indent=2))
+        told = {"verdict": found.verdict, "file": None if kept is None else str(kept)}
+        typer.echo(json.dumps(found.model_dump(mode="json") | told, indent=2))
     else:
         _print_self_test(found, kept)
+    if trouble:
+        fail(trouble, EXIT_NOT_WRITTEN)
     if found.verdict == "not ready":
         raise typer.Exit(EXIT_DEVICE_NOT_READY)
     if found.verdict == "modelled only":
@@ -189,7 +194,7 @@ def _print_recording(device: str, readings: Sequence[Mapping[str, Any]], files: 
         typer.echo(printable(str(file)))
 
 
-def _print_self_test(found: SelfTest, kept: Path) -> None:
+def _print_self_test(found: SelfTest, kept: Path | None) -> None:
     from results.report.self_test import CHECK_WORDS, agreement_line, check_line, meter_line, verdict_line
 
     lines = [
@@ -199,7 +204,7 @@ def _print_self_test(found: SelfTest, kept: Path) -> None:
         *map(agreement_line, found.agreements),
         "",
         verdict_line(found),
-        f"kept in {kept}; reports of runs made from now on show it",
+        *([] if kept is None else [f"kept in {kept}; reports of runs made from now on show it"]),
     ]
     for line in lines:
         typer.echo(printable(line))

@@ -24,7 +24,7 @@ from results.environments import Conditions
 from results.records import PowerTrace
 from results.report.self_test import check_line, meter_line
 from results.self_tests import Check, SelfTest
-from tests.command import EXECUTABLE, environment
+from tests.command import EXECUTABLE, environment, joulebench
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.known_load import IDLE_W, INTERVAL_S, LOAD_W, SECONDS, Device, Machine, Meter, examined
@@ -292,6 +292,19 @@ def test_the_doctor_examines_this_host(tmp_path: Path) -> None:
     kept = SelfTest.model_validate_json(Path(told["file"]).read_text(encoding="utf-8"))
     assert kept.environment is not None
     assert last_self_test("host", kept.environment, tmp_path) == kept
+
+
+def test_a_verdict_that_cannot_be_kept_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "file"))
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "1")
+    shown = joulebench("doctor", "--device", "adb:X", "--wait", "0")
+    assert shown.code == 7
+    assert "not ready" in shown.stdout
+    assert "kept in" not in shown.stdout
+    assert shown.problems[0].startswith("error: the verdict cannot be kept (")
+    told = json.loads(joulebench("doctor", "--device", "adb:X", "--wait", "0", "--json").stdout)
+    assert (told["verdict"], told["file"]) == ("not ready", None)
 
 
 @pytest.fixture
