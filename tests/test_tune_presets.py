@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +17,11 @@ from harness.tuning.aecs import PRESETS
 from harness.tuning.choice_table import savings
 from harness.tuning.core_race import core_race
 from harness.tuning.display import candidate_records, candidate_rows, order_words, sentence
-from harness.tuning.pages import front_chart
+from harness.tuning.pages import front_chart, write_session
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
 from harness.tuning.presets import parameters_of, probed_once, told
 from harness.tuning.probing import Probe
+from harness.tuning.profile import Check, CheckedRatio, Fingerprint, TunedProfile
 from harness.tuning.race import AllFailedError, Ask, Estimate, Failed, Reading, Rules, drive, measured_j, race
 from harness.tuning.session import PhaseFound, SearchProbe, SessionFound, TuneOptions
 from harness.tuning.space import Space
@@ -136,9 +139,7 @@ def test_the_tree_shows_which_move_made_which_candidate(repeats: bool) -> None:
 
 def test_savings_are_told_against_the_planned_arm_and_the_fastest() -> None:
     result = drive(probed_once(MATE_40_PRO, PRESETS["aecs-measured"]), exact)
-    check = SimpleNamespace(
-        ratios=[SimpleNamespace(phase="decode", quantity="energy", ratio=0.8, low=0.7, high=0.95, reason=None)]
-    )
+    check = SimpleNamespace(ratios=[CheckedRatio(phase="decode", quantity="energy", ratio=0.8, low=0.7, high=0.95)])
     found: Any = SimpleNamespace(phase="decode", result=result)
     rows = {(one.against, one.quantity): one for one in savings(found, SimpleNamespace(check=check))}  # type: ignore[arg-type]
     assert rows["as planned", "energy"][2:5] == pytest.approx((0.2, 0.05, 0.3))
@@ -231,3 +232,47 @@ def test_a_single_candidate_is_told_without_others_that_there_are_not() -> None:
         f"Decoding: (1, 2, 0) is the only candidate that was raced: {1e5 * watts / speed:.0f} mJ/token (counter) at"
         f" {speed} token/s."
     )
+
+
+def checked(objective: str, *ratios: CheckedRatio) -> TunedProfile:
+    unknown = dict.fromkeys(("machine", "cpu_model", "n_threads", "os", "torch", "kernels_sha256", "model_sha256"))
+    mark = Fingerprint(
+        device="host", joulebench="1", model="m", engine="dropless", weights="float32", program_sha256=None, **unknown
+    )
+    check = Check(at="2026-11-29", n_pairs=5, ratios=ratios, verdict="holds", words="It holds.")
+    return TunedProfile(
+        name="x", created_at="2026-11-29", fingerprint=mark, objective=objective, slowdown=0.08, engine={},
+        settings={}, plan={"engine": [{}]}, evidence=(), check=check,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "judged_by"),
+    [({"objective": "latency"}, "not asked"), ({"constants": {"alpha": 1.0}}, "modelled by the heuristic alone")],
+)
+def test_joules_of_the_check_are_told_by_their_meter_whatever_candidates_were_judged_by(
+    tmp_path: Path, options: dict[str, Any], judged_by: str
+) -> None:
+    """A counter's stood below "not asked", and below a heuristic's name."""
+    session, _ = raced(**options)
+    energy = CheckedRatio(phase="decode", quantity="energy", ratio=0.8, low=0.7, high=0.9, method="counter")
+    time = CheckedRatio(phase="decode", quantity="time", ratio=1.1, low=1.0, high=1.2)
+    write_session(session, checked(session.options.objective, time, energy), tmp_path)
+    page = (tmp_path / "tune.html").read_text(encoding="utf-8")
+    # Against the planned arm, and beside it; against the fastest by what the search was judged by.
+    assert (page.count(">Energy, counter<"), page.count(f">Energy, {judged_by}<")) == (2, 1)
+    with (tmp_path / "choice.csv").open() as file:
+        rows = {(row["against"], row["quantity"]): row["saving_method"] for row in csv.DictReader(file)}
+    assert (rows["as planned", "energy"], rows["as planned", "time"]) == ("counter", "measured")
+    if options.get("objective") != "latency":
+        assert rows["the fastest", "energy"] == judged_by
+
+
+def test_the_energy_of_a_heuristic_alone_is_in_joules_whatever_a_gauge_counts_in() -> None:
+    session, found = raced(constants={"alpha": 1.0})
+    gauge = tuple(replace(one, found=one.found._replace(method="relative gauge")) for one in found.probes)
+    found = replace(found, probes=gauge)
+    assert found.energy_unit == "gauge unit/token"
+    assert {row["energy_unit"] for row in candidate_records(session, found)} == {"J/token"}
+    assert " mJ/token (modelled by the heuristic alone)" in sentence(session, found)
+    assert "mJ/token" in json.dumps(front_chart(session, found))

@@ -105,6 +105,7 @@ def test_the_page_escapes_and_tells_the_choice(session: Path) -> None:
     profile = read_profile(session / "tuned.json")
     assert profile.check is not None
     assert profile.check.words in page.replace("&#39;", "'")
+    assert {one.method for one in profile.check.ratios if one.ratio and one.quantity == "energy"} == {"modelled"}
     assert "engine = &#34;tuned:here&#34;" in page or 'engine = "tuned:here"' in page
 
 

@@ -214,7 +214,7 @@ def _evidence(session: SessionFound[Any], found: PhaseFound[Any]) -> PhaseEviden
         is_separated=result.is_separated,
         n_probes=result.n_probes,
         floor_tokens_per_s=result.floor_tokens_per_s,
-        energy_unit=found.energy_unit,
+        energy_unit=session.cost_unit(found),
         energy_method="modelled" if session.options.alpha else found.method,
         words=sentence(session, found),
         candidates=tuple(

@@ -125,7 +125,8 @@ def _ratios(
         why = next(p.why_no_joules for pair in pairs for p in pair if p.joules is None)
         found.append(CheckedRatio(phase=phase, quantity="energy", ratio=None, reason=why))
     else:
-        found.append(_checked(phase, "energy", ratio_of_means([([a for a, _ in known], [b for _, b in known])])))
+        energy = _checked(phase, "energy", ratio_of_means([([a for a, _ in known], [b for _, b in known])]))
+        found.append(energy.model_copy(update={"method": pairs[0][0].method}))
     return found
 
 

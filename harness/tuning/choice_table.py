@@ -24,6 +24,8 @@ class Saving(NamedTuple):
     low: float | None
     high: float | None
     reason: str | None = None
+    method: str | None = None
+    """Of joules that the search was not judged by: those of the check."""
 
 
 def savings(found: PhaseFound[Arm], profile: TunedProfile) -> list[Saving]:
@@ -48,7 +50,13 @@ def _against_planned(one: CheckedRatio) -> Saving:
     if one.ratio is None:
         return Saving(PLANNED, one.quantity, None, None, None, one.reason)
     low, high = (None if end is None else 1.0 - end for end in (one.high, one.low))
-    return Saving(PLANNED, one.quantity, 1.0 - one.ratio, low, high)
+    return Saving(PLANNED, one.quantity, 1.0 - one.ratio, low, high, method=one.method)
+
+
+def checked_method(profile: TunedProfile) -> str | None:
+    """Of the check's joules. None: there are none."""
+    ratios = () if profile.check is None else profile.check.ratios
+    return next((one.method for one in ratios if one.method is not None), None)
 
 
 def _inverse(over: Estimate) -> Saving:
@@ -92,17 +100,25 @@ def choice_records(session: SessionFound[Arm], profile: TunedProfile) -> list[di
                     "n_cores_planned": n_cores(planned, found.phase),
                     "speed_tokens_per_s": chosen.speed_tokens_per_s and chosen.speed_tokens_per_s.value,
                     "energy_per_token": chosen.cost and chosen.cost.value,
-                    "energy_unit": found.energy_unit,
+                    "energy_unit": session.cost_unit(found),
                     "energy_method": session.cost_method(found) or "missing",
                     "against": one.against,
                     "quantity": one.quantity,
                     "saving": one.value,
                     "saving_low": one.low,
                     "saving_high": one.high,
+                    "saving_method": _method(session, found, one),
                     "reason": one.reason,
                 }
             )
     return rows
+
+
+def _method(session: SessionFound[Arm], found: PhaseFound[Arm], one: Saving) -> str | None:
+    """How a saving was told; None where there is none."""
+    if one.value is None:
+        return None
+    return session.time_method if one.quantity == "time" else one.method or session.cost_method(found)
 
 
 def choice_cells(session: SessionFound[Arm], found: PhaseFound[Arm], profile: TunedProfile) -> list[str]:

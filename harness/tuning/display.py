@@ -103,7 +103,7 @@ def candidate_rows(session: SessionFound[Arm], found: PhaseFound[Arm]) -> list[d
             f"token/s, {session.time_method}": speed_words(one.speed_tokens_per_s),
         }
         if session.options.objective != "latency":
-            unit = f"m{found.energy_unit or 'J/token'}, {session.cost_method(found) or 'no meter'}"
+            unit = f"m{session.cost_unit(found) or 'J/token'}, {session.cost_method(found) or 'no meter'}"
             row |= {unit: energy_words(one.cost), "energy over chosen": ratio_words(one.cost_over_chosen)}
         row |= {
             "speed over fastest": ratio_words(one.speed_over_fastest),
@@ -137,7 +137,7 @@ def candidate_records(session: SessionFound[Arm], found: PhaseFound[Arm]) -> lis
             "time_method": session.time_method,
             **triple("speed_tokens_per_s", one.speed_tokens_per_s),
             "energy_method": session.cost_method(found) or "missing",
-            "energy_unit": found.energy_unit,
+            "energy_unit": session.cost_unit(found),
             **triple("energy_per_token", one.cost),
             **triple("energy_over_chosen", one.cost_over_chosen),
             **triple("speed_over_fastest", one.speed_over_fastest),
@@ -176,7 +176,7 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     result, names, options = found.result, session.space.names, session.options
     chosen = next(one for one in result.standings if one.arm == result.chosen)
     speed = f"{speed_words(chosen.speed_tokens_per_s)} token/s"
-    energy = "" if chosen.cost is None else f"{energy_words(chosen.cost)} m{found.energy_unit}"
+    energy = "" if chosen.cost is None else f"{energy_words(chosen.cost)} m{session.cost_unit(found)}"
     n = sum(one.state not in ("not raced", "failed") for one in result.standings)
     n_failed = sum(one.state == "failed" for one in result.standings)
     counted = f"{n} candidate{'s' if n != 1 else ''}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.tuning.choice_table import choice_cells, choice_records, saved_cells
+from harness.tuning.choice_table import checked_method, choice_cells, choice_records, saved_cells
 from harness.tuning.display import candidate_records, candidate_rows, order_words, probe_records, sentence
 from harness.tuning.probing import Arm, Probe
 from harness.tuning.profile import CheckedRatio, TunedProfile
@@ -83,7 +83,8 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         "checked": _by_phase(profile),
         "modelled": session.time_method == "modelled",
         "time_method": session.time_method,
-        "energy_unit": f"m{session.phases[0].energy_unit or 'J/token'}",
+        "energy_unit": f"m{session.cost_unit(session.phases[0]) or 'J/token'}",
+        "checked_method": checked_method(profile) or phases[0].method,
     }
 
 
@@ -160,7 +161,9 @@ def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str,
         # It lies below all candidates where none is too slow.
         speeds.append(Estimate(floor_tokens_per_s, None, None))
     x = alt.X("speed:Q", title="token/s", axis=apart, scale=_scale(speeds))
-    y = alt.Y("energy:Q", title=f"m{found.energy_unit}", scale=_scale([one.cost for one in result.standings], 1e3))
+    y = alt.Y(
+        "energy:Q", title=f"m{session.cost_unit(found)}", scale=_scale([one.cost for one in result.standings], 1e3)
+    )
     ink = alt.value("var(--ink-2)")
     layers = [
         base.mark_rule(strokeWidth=1).encode(x="speed_low:Q", x2="speed_high:Q", y=y, color=ink),

@@ -112,6 +112,9 @@ class CheckedRatio(Record):
     low: float | None = None
     high: float | None = None
     reason: str | None = None
+    method: Method | None = Field(None, exclude_if=lambda told: told is None)
+    """Of its joules, which a meter tells, whatever candidates were judged by. Left out of the file where there is none,
+    as in profiles of before."""
 
 
 class Check(Record):

@@ -103,6 +103,7 @@ class PhaseFound(Generic[Arm]):
 
     @property
     def energy_unit(self) -> str | None:
+        """As the meter has it. `SessionFound.cost_unit` is of what candidates were judged by."""
         return None if self.method is None else GAUGE_UNIT if self.method == "relative gauge" else "J/token"
 
 
@@ -114,6 +115,10 @@ class SessionFound(Generic[Arm]):
     time_method: Literal["measured", "modelled"]
     disturbances: tuple[str, ...]
     """What else had the machine meanwhile, in sentences."""
+
+    def cost_unit(self, found: PhaseFound[Arm]) -> str | None:
+        """Of the energy that candidates were judged by, of a token. A heuristic tells joules, whatever a meter does."""
+        return "J/token" if self.options.alpha == 1.0 else found.energy_unit
 
     def cost_method(self, found: PhaseFound[Arm]) -> str | None:
         """Of the energy that candidates were judged by. None: no meter, and no heuristic; or it was not asked."""
