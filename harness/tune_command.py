@@ -193,7 +193,7 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
     from harness.tuning.checking import CHECK_REPORT, VERDICT_WORDS
     from harness.tuning.display import ProbeLines
     from harness.tuning.probing import SessionBrokenOffError
-    from harness.tuning.profile import TunedProfileError
+    from harness.tuning.profile import TunedProfileError, kept_path
     from results.store import StoreError
 
     console = console_of()
@@ -215,6 +215,8 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     for path in paths:
         typer.echo(f"{printable(shlex.quote(str(path)))}: {'renewed' if profile.check.verdict == 'holds' else 'noted'}")
+    if (kept := kept_path(profile.name)) not in paths:
+        typer.echo(f"{printable(shlex.quote(str(kept)))}: left as it is, for it is of another search of this name")
     if profile.check.verdict != "holds":
         fail(
             f"the tuned profile {profile.name} {VERDICT_WORDS[profile.check.verdict]}; `joulebench tune` searches anew,"

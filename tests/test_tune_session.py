@@ -267,6 +267,14 @@ def test_a_name_that_is_kept_for_another_engine_or_objective_is_refused(profile:
     assert "engine dropless, and here blockwise; objective energy, and here latency" in found.stderr
 
 
+def test_a_name_that_is_kept_for_other_weights_is_refused(profile: TunedProfile) -> None:
+    """Plans that take it would be refused from then on: a profile holds for the weights that it was searched with."""
+    narrow = ("--set", 'engine.quantise={experts="int8"}')
+    found = joulebench("tune", *SMALL, *narrow)
+    told = "error: --name here: is kept for another (weights float32, and here float32, experts int8); give this one a"
+    assert (found.code, found.problems) == (2, [f"{told} name of its own"])
+
+
 def test_a_profile_of_cores_is_not_replaced_by_one_of_other_keys(
     profile: TunedProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +324,26 @@ def test_a_check_measures_again_and_reads_no_old_one(session: Path, profile: Tun
     assert found.code == 2
     assert "holds a check that is over" in found.stderr
     assert read_profile(session / "tuned.json").check == profile.check
+
+
+def test_a_check_of_an_older_search_leaves_what_plans_find_by_its_name(
+    session: Path, profile: TunedProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
+    older = tmp_path / "older.json"
+    write_profile(profile, older)
+    kept = tmp_path / "tuned" / "here.json"
+    later = write_profile(profile.model_copy(update={"created_at": "2099-01-01T00:00:00+00:00"}), kept).read_bytes()
+    found = joulebench("tune", "--check", str(older), "--pairs", "2", "--out", str(tmp_path / "one"))
+    assert f"{kept}: left as it is, for it is of another search of this name" in found.stdout
+    assert kept.read_bytes() == later
+    checked = read_profile(older)
+    assert checked.check is not None
+    assert checked.check != profile.check
+    # Its own is renewed with it.
+    write_profile(profile, kept)
+    joulebench("tune", "--check", str(older), "--pairs", "2", "--out", str(tmp_path / "two"))
+    assert read_profile(kept) == read_profile(older)
 
 
 def test_a_choice_is_not_lost_behind_a_check_that_was_disturbed_throughout(

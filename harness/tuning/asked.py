@@ -36,6 +36,7 @@ from harness.tuning.profile import (
     find_profile,
     fingerprint,
     kept_path,
+    read_profile,
     why_expired,
     write_profile,
 )
@@ -271,8 +272,18 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
         before = profile.searched_on or (profile.fingerprint if why_expired(profile.fingerprint, fresh) else None)
         renewed = renewed.model_copy(update={"fingerprint": fresh, "searched_on": before})
     # A verdict against it is kept too, so that no plan relies on it any more.
-    paths = [write_profile(renewed, each) for each in dict.fromkeys((path, kept_path(profile.name)))]
-    return renewed, paths, folder
+    kept = kept_path(profile.name)
+    targets = (path,) if _is_of_another_search(kept, profile) else (path, kept)
+    return renewed, [write_profile(renewed, each) for each in dict.fromkeys(targets)], folder
+
+
+def _is_of_another_search(kept: Path, profile: TunedProfile) -> bool:
+    """Whether plans that name a profile find the choice of another search, such as a later one of that name."""
+    try:
+        found = read_profile(kept)
+    except TunedProfileError:
+        return False  # none is kept, or none that a plan could take
+    return (found.created_at, found.engine) != (profile.created_at, profile.engine)
 
 
 def _of_open_phone(profile: TunedProfile, known: Fingerprint, cell_plan: CellPlan, run_parts: RunParts) -> Fingerprint:

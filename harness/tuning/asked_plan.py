@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -30,6 +30,8 @@ from harness.tuning.suggested import SMALL_SPACE, SUGGESTED, check_optuna
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 """A profile's name stands in plans, in a shell and in a file's name."""
 MOST_NAME = 64
+WEIGHT_KEYS = {"quantise", "weights", "model_file"}
+"""Keys of an engine that say which weights it holds: where they are searched, the chosen ones may be others."""
 NO_TECHNIQUE = "engine[0].technique.name: "
 ENGINE_NUMBER = re.compile(r"^engine\[\d+\]")
 
@@ -122,7 +124,7 @@ def checked_plan(asked: Asked, found_before: Sequence[str]) -> CheckedPlan:
         problems += [problem for problem in own if ENGINE_NUMBER.sub("engine", problem) not in told]
     name = asked.name or _name_of(base, asked.objective)
     if swept is not None or not is_swept:
-        searched = CORE_KEYS if swept is None else {part for path in swept["sweep"] for part in path.split(".")}
+        searched = set(CORE_KEYS) if swept is None else {part for path in swept["sweep"] for part in path.split(".")}
         _gathered(problems, lambda: _refuse_name_of_another(name, base, asked.objective, searched))
     if problems:
         raise PlanError(_by_option(problems, asked))
@@ -215,7 +217,7 @@ def _name_of(base: dict[str, Any], objective: str) -> str:
     return NOT_IN_NAMES.sub("-", name)[:MOST_NAME].strip("-.") or "tuned"
 
 
-def _refuse_name_of_another(name: str, base: dict[str, Any], objective: str, searched: Collection[str]) -> None:
+def _refuse_name_of_another(name: str, base: dict[str, Any], objective: str, searched: Set[str]) -> None:
     """Plans name profiles: one may only be replaced by its like. searched: keys of the engine that are chosen now.
     Raises `PlanError`."""
     path = kept_path(name)
@@ -232,6 +234,8 @@ def _refuse_name_of_another(name: str, base: dict[str, Any], objective: str, sea
         "engine": (kept.fingerprint.engine, now.engine),
         "objective": (kept.objective, objective),
     }
+    if not searched & WEIGHT_KEYS:
+        pairs["weights"] = (kept.fingerprint.weights, now.weights)
     unlike = [f"{key} {then}, and here {own}" for key, (then, own) in pairs.items() if then != own]
     if lost := [key for key in kept.settings if key not in searched]:
         unlike.append(f"it chose {', '.join(lost)}, and here that is not searched")
