@@ -10,7 +10,7 @@ import pytest
 
 from results.environments import TORCH_ALONE
 from tests.benchmarks.measurement import Measurement, read_json
-from tests.benchmarks.speed_summary import aims_met, beside_a_library
+from tests.benchmarks.speed_summary import aims_met, beside_a_library, own_reads
 
 ROOT = Path(__file__).parents[1]
 AVX512, HELD, AVX2 = "AVX-512 (Zen 5)", "AVX2 held (Zen 5)", "AVX2 (Zen 3)"
@@ -344,3 +344,26 @@ def test_readme_quotes_what_the_bundled_model_finds() -> None:
     assert one == 100
     told = f"finds one needle in 1024 tokens in every sample, and the right one of four in {four:.1f} %"
     assert told in words_of("README.md")
+
+
+def test_what_a_token_reads_counts_keys_and_values_of_32_bits() -> None:
+    """Of the dense model in f32: 8 layers of 1024 x (2 x 1024 + 2 x 512) + 3 x 1024 x 2048 weights and a head of 2048 x
+    1024. Behind 4096 tokens and half of 64: 2 x 8 layers x 512 keys and values of each."""
+    weights = 8 * (1024 * 3072 + 3 * 1024 * 2048) + 2048 * 1024
+    kept = 2 * 8 * 512 * (4096 + 32)
+    row = Measurement(
+        metric="decode",
+        ours=74,
+        unit="token/s",
+        conditions="dense, width 2048, f32, prompt 4096, AVX2 (Zen 3)",
+        peer=100,
+        peer_name="streaming read",
+        target=85,
+        machine="one",
+        date="2026-11-29",
+        command="by hand",
+    )
+    assert own_reads(row) == pytest.approx((weights * 4 + kept * 4) / (weights * 4 + kept * 2))
+    strict, counted = (line for line in aims_met([row]).splitlines() if "bits counted, prompt of 4096" in line)
+    assert strict.endswith("keys of 16 bits counted, prompt of 4096 | 0 of 1 |")  # 0.74
+    assert counted.endswith("keys of 32 bits counted, prompt of 4096 | 1 of 1 |")  # 0.74 x 1.18

@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 
 from tests.benchmarks import llama_cpp
-from tests.benchmarks.engine_speed import N_NEW, ours
+from tests.benchmarks.engine_speed import ours
 from tests.benchmarks.llama_cpp import find_llama_bench
 from tests.benchmarks.measurement import Measurement, beside_other_machines, measured, write_page
+from tests.benchmarks.race_forms import N_NEW
 from tests.benchmarks.race_models import MODELS, write_model
 
 NAME = "busy-neighbour"

@@ -126,9 +126,7 @@ def remarks() -> str:
         "llama.cpp gave 597 and 698 token/s for 128 experts the day before, by which ours would be 1.02 and 1.35 times "
         "as fast. Until 28 November an end token could end an answer. Then only the time behind it was counted, and "
         "the rate was up to seven times what it was: in 2 of 18 turns with 32 sequences of the dense model that we "
-        "looked at. Rows of the Zen 4 and 5 are of before; those of the Zen 4 are medians of several turns. In f32 "
-        "and f16, rows of models of experts on the Zen 3 are from before a few rows were multiplied in [blocks of "
-        "columns](../decisions/0007-kernels-for-many-tokens.md)."
+        "looked at. Rows of the Zen 4 and 5 are of before; those of the Zen 4 are medians of several turns."
     )
 
 

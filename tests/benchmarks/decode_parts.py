@@ -21,9 +21,9 @@ from engines.kernels.library import library
 from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from tests.benchmarks.engine_speed import N_NEW, folder_of, instructions_here, written
+from tests.benchmarks.engine_speed import folder_of, instructions_here, written
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
-from tests.benchmarks.race_forms import BF16_ATTENTION, FORMS
+from tests.benchmarks.race_forms import BF16_ATTENTION, FORMS, N_NEW
 from tests.benchmarks.race_models import MODELS, random_request
 
 PAGE = "decode-parts"

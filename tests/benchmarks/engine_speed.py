@@ -41,21 +41,23 @@ from tests.benchmarks.processors import generation
 from tests.benchmarks.race_forms import (
     FORMS,
     MULTIPLY_BF16,
+    N_NEW,
     PHASES,
     PROMPTS,
     Form,
     conditions,
+    context_of,
     place,
 )
 from tests.benchmarks.race_models import (
     MODELS,
-    OWN_CACHE_BYTES,
     active_weights,
     add_models,
     decode_bytes,
     is_sparse,
     prefill_flop,
     random_request,
+    reads_more,
     write_model,
 )
 from tests.benchmarks.speed_summary import by_model, not_taken
@@ -63,7 +65,6 @@ from tests.benchmarks.timing import Figure, Instant, Timed, Turns, between, inst
 from tests.benchmarks.transformers_peer import EXPERT_KINDS, TransformersPeer
 
 PAGE = "engine-speed"
-N_NEW = 64
 TRIAL_PROMPT = 512
 WARM_UP_PROMPT = 1024
 PREFILL_SHARE = 0.85
@@ -276,7 +277,7 @@ def limit_of(name: str, form: str, n_prompt: int, phase: str, limits: Limits) ->
         kind, how = "large GEMM", f"{limit.figure.median / 1e9:.0f} GFLOP/s ({limit.way})"
     else:
         limit = limits.bytes_per_s
-        tokens = 1 / decode_bytes(name, FORMS[form].weight_bits, n_prompt + N_NEW // 2)
+        tokens = 1 / decode_bytes(name, FORMS[form].weight_bits, context_of(n_prompt))
         kind, how = "streaming read", f"{limit.figure.median / 1e9:.1f} GB/s ({limit.way})"
     return replace(limit.figure, median=limit.figure.median * tokens), kind, how
 
@@ -321,9 +322,9 @@ def remarks(found: Sequence[Measurement]) -> str:
         "The limit of decode is the bytes of the active weights, the "
         "head, and keys and values of 16 bits, at the rate of the fastest way to read memory once. int4 counts 4.5 "
         "bits a weight, a scale of 16 bits for 32. Ours keeps keys and values in fp32: a token of ours reads "
-        f"{reads_more(PROMPTS[0])} times as much as the limit counts behind {PROMPTS[0]} tokens, and "
-        f"{reads_more(PROMPTS[-1])} times behind {PROMPTS[-1]}, least in f32 and most in int4: its share of the rate "
-        "is so much higher than the ratio says.\n\n"
+        f"{least_and_most(PROMPTS[0])} times as much as the limit counts behind {PROMPTS[0]} tokens, and "
+        f"{least_and_most(PROMPTS[-1])} times behind {PROMPTS[-1]}, least in f32 and most in int4: its share of the "
+        "rate is so much higher than the ratio says.\n\n"
         "Until 28 November an end token could end one of our answers, and its decoding then looked faster than it was. "
         "Only rows of 512 tokens on the Zen 3 in int8 arithmetic are of after that. We do not know of a row that it "
         "hastened. Two are a sign of it, or of faster memory in their runs: 16 experts in f32 on the Zen 5, and 128 "
@@ -333,15 +334,10 @@ def remarks(found: Sequence[Measurement]) -> str:
     )
 
 
-def reads_more(n_prompt: int) -> str:
+def least_and_most(n_prompt: int) -> str:
     """What a token of ours reads, as a multiple of what the limit of decode counts: from the least to the most."""
-    n_context = n_prompt + N_NEW // 2
-    factors = [
-        decode_bytes(name, form.weight_bits, n_context, OWN_CACHE_BYTES)
-        / decode_bytes(name, form.weight_bits, n_context)
-        for name in MODELS
-        for form in FORMS.values()
-    ]
+    n_context = context_of(n_prompt)
+    factors = [reads_more(name, form.weight_bits, n_context) for name in MODELS for form in FORMS.values()]
     return f"{min(factors):.2f} to {max(factors):.2f}"
 
 

@@ -70,7 +70,8 @@ def rates_of(case: Case, cache: Path, has_compiler: bool) -> Rates:
 def print_rates(source: str, form: str) -> None:
     """In a child: the fastest of a few turns."""
     from engines.kernels.library import library
-    from tests.benchmarks.engine_speed import N_NEW, ours
+    from tests.benchmarks.engine_speed import ours
+    from tests.benchmarks.race_forms import N_NEW
 
     turn = ours(source, form)
     turn(N_PROMPT)

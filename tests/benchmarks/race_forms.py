@@ -13,6 +13,12 @@ from tests.benchmarks.race_models import MODELS
 
 PROMPTS = (512, 4096)
 PHASES = ("prefill", "decode")
+N_NEW = 64
+
+
+def context_of(n_prompt: int) -> int:
+    """Tokens before the decoded one, in the middle of an answer."""
+    return n_prompt + N_NEW // 2
 
 
 @dataclass(frozen=True)

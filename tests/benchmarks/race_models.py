@@ -106,3 +106,9 @@ def decode_bytes(name: str, weight_bits: float, n_context: int, cache_bytes: int
     weights = active_weights(name) + VOCABULARY * BASE["hidden_size"]
     cached = 2 * BASE["num_hidden_layers"] * BASE["num_key_value_heads"] * BASE["head_dim"] * n_context
     return float(weights * weight_bits / 8 + cached * cache_bytes)
+
+
+def reads_more(name: str, weight_bits: float, n_context: int) -> float:
+    """What a token of ours reads, whose keys and values have 32 bits, as a multiple of what the limit counts."""
+    ours = decode_bytes(name, weight_bits, n_context, OWN_CACHE_BYTES)
+    return ours / decode_bytes(name, weight_bits, n_context)
