@@ -125,7 +125,7 @@ def cross(
         )
     if as_json:
         effects_told = {} if found is None else {"sensitivity": list(effect_records(found))}
-        print_rows([{"rows": list(records(rows)), **effects_told}], True, "")
+        print_rows([{"asked": question.words, "rows": list(records(rows)), **effects_told}], True, "")
     else:
         priced = [_short(row) for row in rows if row.costs is not None]
         if priced:
@@ -279,12 +279,14 @@ def _write(question: Question, sheets: list[Sheet], rows: list[Row], found: list
     from results.report.csv import csv_text
     from results.report.files import replace_text
 
+    tables = {CSV: records(rows)} | ({} if found is None else {EFFECTS_CSV: effect_records(found)})
+    written = []
     try:
-        replace_text(folder / CSV, csv_text(pd.DataFrame(list(records(rows)))))
-        written = [folder / CSV]
-        if found is not None:
-            replace_text(folder / EFFECTS_CSV, csv_text(pd.DataFrame(list(effect_records(found)))))
-            written.append(folder / EFFECTS_CSV)
+        if found is None and (folder / CSV).is_file():
+            (folder / EFFECTS_CSV).unlink(missing_ok=True)  # of the table that is replaced
+        for name, table in tables.items():
+            replace_text(folder / name, csv_text(pd.DataFrame(list(table)).assign(asked=question.words)))
+            written.append(folder / name)
         written.append(write_page(question, sheets, rows, found, folder))
     except OSError as error:
         fail_unwritten(folder, error)

@@ -113,6 +113,8 @@ def _write(book: Ledger, done: list[Reproduced], changed: list[Varied], folder: 
     from results.report.files import replace_text
 
     try:
+        if not changed and (folder / CSV).is_file():
+            (folder / FLIPS_CSV).unlink(missing_ok=True)  # of the table that is replaced
         replace_text(folder / CSV, csv_text(pd.DataFrame(csv_rows(done))))
         written = [folder / CSV]
         if changed:

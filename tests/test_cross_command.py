@@ -46,6 +46,19 @@ def test_it_writes_rows_effects_and_a_page(tmp_path: Path) -> None:
     assert page.count('<div class="scroll"') == page.count("<table class") + page.count('<div class="chart')
     first, later = (f"{1e3 * float(found[key]):.3g} ms" for key in ("ttft_s", "tpot_s"))
     assert f"First token soonest: gpu ({first}); least time per token: gpu ({later}); on the front: gpu." in page
+    # Tables of two models can be told apart, and effects of an earlier table do not stay beside another.
+    asked_words = "qwen3-30b-a3b, weights of 16 bits, whatever its checkpoint has; 4 tokens of prompt in chunks of 4"
+    assert all(asked_of(out / name) == {found["asked"]} for name in ("cross.csv", "sensitivity.csv"))
+    assert found["asked"].lower().startswith(asked_words)
+    narrow = ["--prompt", "4", "--decode", "1", "--machine", "a100", "--technique", "gpu", "--weights", "int8"]
+    assert CliRunner().invoke(app, ["cross", *narrow, "--out", str(out)]).exit_code == 0
+    assert "experts 8" in next(iter(asked_of(out / "cross.csv")))
+    assert not (out / "sensitivity.csv").exists()
+
+
+def asked_of(path: Path) -> set[str]:
+    with path.open(encoding="utf-8") as file:
+        return {row["asked"] for row in csv.DictReader(file)}
 
 
 def test_every_wrong_word_is_told_at_once() -> None:
@@ -126,8 +139,10 @@ def test_json_has_the_same_rows() -> None:
     asked = ["--prompt", "4", "--decode", "1", "--machine", "a6000", "--technique", "gpu", "--json"]
     result = CliRunner().invoke(app, ["cross", *asked])
     assert result.exit_code == 0, result.output
-    ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
+    (told,) = json.loads(result.stdout)
+    (found,) = told["rows"]
     assert found["result"] == "oom"
+    assert "4 tokens of prompt in chunks of 256, 1 decoded; routing: generated, all experts alike" in told["asked"]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -54,6 +54,15 @@ def test_single_claims_are_told_in_the_terminal_and_nothing_is_written(tmp_path:
     assert [(row["claim"], row["ours"], row["verdict"]) for row in told] == [("004-006", 2000, "as printed")]
 
 
+def test_what_constants_did_to_an_earlier_table_does_not_stay_beside_another(tmp_path: Path) -> None:
+    for name in ("reproduced.csv", "sensitivity.csv", "mine.csv"):
+        (tmp_path / name).write_text("earlier")
+    done = joulebench("reproduce", "004-006", "--out", str(tmp_path))
+    assert done.code == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"reproduced.csv", "mine.csv"}
+    assert "004-006" in (tmp_path / "reproduced.csv").read_text()
+
+
 @pytest.mark.parametrize("word", ["900", "004-999", "neuron", "../004", "\x1b[31m"])
 def test_what_nobody_knows_is_one_line(word: str) -> None:
     done = joulebench("reproduce", word)
