@@ -141,7 +141,7 @@ def _tune(asked: Asked, problems: list[str]) -> None:
     from harness.opening import DeviceNotReadyError
     from harness.plan import PlanError
     from harness.tuning.asked import begin, conclude
-    from harness.tuning.display import DOES, ProbeLines, candidate_rows, order_words, sentence
+    from harness.tuning.display import DOES, ProbeLines, candidate_rows, order_words, sentence, taken_words
     from harness.tuning.pages import write_session
     from harness.tuning.probing import SessionBrokenOffError
     from harness.tuning.profile import FILE_NAME, kept_path, write_profile
@@ -183,7 +183,7 @@ def _tune(asked: Asked, problems: list[str]) -> None:
         fail(f"{error.filename}: cannot be written ({error.strerror}); go on with --resume", EXIT_NOT_WRITTEN)
     for path in written:
         say(str(path))
-    say(f'a plan takes it by engine = "tuned:{profile.name}"')
+    say(taken_words(profile))
 
 
 def _check(named: str, pairs: int, out: Path | None) -> None:

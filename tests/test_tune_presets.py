@@ -16,7 +16,7 @@ from harness.plan import PlanError
 from harness.tuning.aecs import PRESETS
 from harness.tuning.choice_table import savings
 from harness.tuning.core_race import core_race
-from harness.tuning.display import candidate_records, candidate_rows, order_words, sentence
+from harness.tuning.display import candidate_records, candidate_rows, order_words, sentence, taken_words
 from harness.tuning.pages import front_chart, write_session
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
 from harness.tuning.presets import parameters_of, probed_once, told
@@ -276,3 +276,22 @@ def test_the_energy_of_a_heuristic_alone_is_in_joules_whatever_a_gauge_counts_in
     assert {row["energy_unit"] for row in candidate_records(session, found)} == {"J/token"}
     assert " mJ/token (modelled by the heuristic alone)" in sentence(session, found)
     assert "mJ/token" in json.dumps(front_chart(session, found))
+
+
+def test_what_plans_refuse_is_not_offered_to_them(tmp_path: Path) -> None:
+    """A session whose check does not hold ended with "a plan takes it", and no plan did."""
+    session, _ = raced()
+    ratio = CheckedRatio(phase="decode", quantity="energy", ratio=1.3, low=1.2, high=1.4, method="counter")
+    holds = checked("energy", ratio).model_copy(update={"settings": {"cores": "0"}})
+    assert holds.check is not None
+    lost = holds.model_copy(update={"check": holds.check.model_copy(update={"verdict": "does not hold"})})
+    pages = {}
+    for profile in (holds, lost):
+        write_session(session, profile, tmp_path)
+        page = (tmp_path / "tune.html").read_text(encoding="utf-8")
+        pages[profile.check] = page[page.index("What to write in a plan") : page.index("Beside the arm as planned")]
+    assert taken_words(holds) == 'a plan takes it by engine = "tuned:x"'
+    assert 'engine = "tuned:x"' in pages[holds.check]
+    assert taken_words(lost).startswith("no plan takes x, for its check does not hold; ")
+    assert "tuned:x" not in pages[lost.check] + taken_words(lost)
+    assert "Nothing: no plan takes x" in pages[lost.check]

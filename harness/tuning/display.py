@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.progress import PlainProgress, outcome
 from harness.tuning.probing import Arm, Probe
+from harness.tuning.profile import TunedProfile, is_refuted
 from harness.tuning.race import Ask, Estimate, Failed, RaceResult, Standing
 from harness.tuning.session import PhaseFound, SessionFound, TuneOptions
 from results.records import Phase
@@ -223,3 +224,11 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     if found.method == "modelled" and options.needs_joules and session.time_method == "measured":
         sure += " The joules are modelled from CPU time, and a meter may say otherwise."
     return f"{DOES[found.phase].capitalize()}: {names[result.chosen]} {why}.{sure}"
+
+
+def taken_words(profile: TunedProfile) -> str:
+    """How a plan takes what was chosen, or why none does."""
+    if is_refuted(profile):
+        again = f"`joulebench tune --check {profile.name}` measures it again"
+        return f"no plan takes {profile.name}, for its check does not hold; {again}"
+    return f'a plan takes it by engine = "tuned:{profile.name}"'

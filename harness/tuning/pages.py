@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.tuning.choice_table import checked_method, choice_cells, choice_records, saved_cells
-from harness.tuning.display import candidate_records, candidate_rows, order_words, probe_records, sentence
+from harness.tuning.display import candidate_records, candidate_rows, order_words, probe_records, sentence, taken_words
 from harness.tuning.probing import Arm, Probe
-from harness.tuning.profile import CheckedRatio, TunedProfile
+from harness.tuning.profile import CheckedRatio, TunedProfile, is_refuted
 from harness.tuning.race import Estimate
 from harness.tuning.session import PhaseFound, SessionFound
 from harness.tuning.tree_picture import tree_chart, tree_rows
@@ -77,6 +77,7 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         "settings": [f"{key} = {value_text(value)}" for key, value in profile.settings.items()],
         "threads_give_way": "cores" in profile.settings and "threads" in profile.plan["engine"][0],
         "order": order_words(session.options),
+        "refuted": taken_words(profile) if is_refuted(profile) else "",
         "check_command": f"joulebench tune --check {shlex.quote(profile.name)}",
         "methods": [phase.method for phase in phases],
         "alpha": session.options.alpha,
