@@ -30,7 +30,7 @@ from results.trials import Trial
 
 NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
 ONE_TOKEN = "no request generated two tokens or more"
-AT_ONCE = "all tokens of an answer came in one chunk: nothing was seen of the time between them"
+AT_ONCE = "all tokens of an answer came together: nothing was seen of the time between them"
 NO_STAMPS = "the engine stamps no single token"
 NO_METER = "no meter was read in this trial"
 RELATIVE_UNITS = {

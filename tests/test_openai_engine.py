@@ -55,7 +55,9 @@ def own() -> ReferenceEngine:
 
 
 @pytest.mark.parametrize("flavour", ["joulebench", "vllm", "sglang", "openai"])
-def test_tokens_are_the_engines_own_and_stamps_rise(server: LocalServer, own: ReferenceEngine, flavour: str) -> None:
+def test_tokens_are_the_engines_own_and_no_stamp_goes_back(
+    server: LocalServer, own: ReferenceEngine, flavour: str
+) -> None:
     """The plain protocol tells no ids: there the text is encoded again, and the counts must agree."""
     asked = request(24, ignore_end_tokens=flavour != "openai")
     expected = own.run(asked, unheard)
@@ -63,7 +65,7 @@ def test_tokens_are_the_engines_own_and_stamps_rise(server: LocalServer, own: Re
     heard: list[tuple[str, float]] = []
     found = through.run(asked, lambda event, at_s: heard.append((event, at_s)))
     assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
-    assert list(found.token_times_s) == sorted(set(found.token_times_s))
+    assert list(found.token_times_s) == sorted(found.token_times_s)
     assert found.start_s < found.prefill_end_s == found.token_times_s[0] < found.end_s
     edges = [("request start", found.start_s), ("prefill end", found.prefill_end_s), ("request end", found.end_s)]
     assert heard == edges
@@ -148,8 +150,8 @@ def test_several_tokens_of_a_chunk_share_its_stamp() -> None:
         # Of the four one came with the first, and two behind it.
         assert found.tpot_s == pytest.approx((times[2] - times[0]) / 2)
         remarks = through.take_remarks()
-        assert any("4 of 4 tokens came in a chunk with others" in note for note in remarks)
-        assert any("1 of 4 tokens came in the same chunk as the first of their answer" in note for note in remarks)
+        assert any("4 of 4 tokens came together with others" in note for note in remarks)
+        assert any("1 of 4 tokens came together with the first of their answer" in note for note in remarks)
 
 
 def test_a_running_count_places_tokens_of_which_no_ids_were_told() -> None:
@@ -158,9 +160,43 @@ def test_a_running_count_places_tokens_of_which_no_ids_were_told() -> None:
     told = [
         chunk(text) | {"usage": usage(n, count)["usage"]} for text, count in ((" the rain", 2), (" had stopped", 4))
     ]
-    with scripted(stream(*told, end(), usage(n, 4, 0))) as server:
+    whole = stream(*told, end(), usage(n, 4, 0))
+    cut = whole.index(event(told[1]))
+    with scripted(slowly([whole[:cut], whole[cut:]], 0.05)) as server:
         times = client(server.url, flavour="openai").run(request(4), unheard).token_times_s
     assert times[0] == times[1] < times[2] == times[3]
+
+
+@pytest.mark.parametrize("flavour", ["vllm", "openai"])
+def test_chunks_that_a_proxy_or_the_kernel_joined_share_a_stamp(flavour: str) -> None:
+    """Four chunks of a token each, sent two and two. Read one by one, they were microseconds apart."""
+    n, tokenizer = len(request().prompt_ids), checkpoint().tokenizer
+    ids = tokenizer.encode(" the rain had stopped")
+    words = [tokenizer.decode([i]) for i in ids]
+    told = [
+        chunk(word, **({"token_ids": [i]} if flavour == "vllm" else {})) for word, i in zip(words, ids, strict=True)
+    ]
+    whole = stream(*told, end(), usage(n, 4, 0))
+    third = whole.index(event(told[2]))
+    with scripted(slowly([whole[:third], whole[third:]], 0.05)) as server:
+        through = client(server.url, flavour=flavour)
+        found = through.run(request(4), unheard)
+    times = found.token_times_s
+    assert times[0] == times[1] < times[2] == times[3]
+    assert found.tpot_s == pytest.approx((times[2] - times[0]) / 2)
+    remarks = through.take_remarks()
+    assert any("1 of 4 tokens came together with the first of their answer" in note for note in remarks)
+
+
+def test_an_answer_that_a_proxy_held_until_its_end_has_no_time_per_token() -> None:
+    """All chunks in one piece: a time per token of microseconds stood there."""
+    n, tokenizer = len(request().prompt_ids), checkpoint().tokenizer
+    ids = tokenizer.encode(" the rain had stopped")
+    told = [chunk(tokenizer.decode([i]), token_ids=[i]) for i in ids]
+    with scripted(stream(*told, end(), usage(n, 4, 0))) as server:
+        found = client(server.url, flavour="vllm").run(request(4), unheard)
+    assert len(set(found.token_times_s)) == 1
+    assert found.tpot_s is None
 
 
 @pytest.mark.parametrize("flavour", ["vllm", "openai"])

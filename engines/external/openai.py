@@ -1,7 +1,8 @@
 """A server that speaks OpenAI's protocol as an engine: vLLM, SGLang, llama-server, Ollama, `joulebench serve`.
 
-Answers are streamed, and a token's stamp is that of its chunk when it is here: latencies are a client's, the way to the
-server included. Prefill ends with the first chunk that brings a token; a chunk that only names a role brings none.
+Answers are streamed, and a token's stamp is that of its chunk when it is here, one for all that come together:
+latencies are a client's, the way to the server included. Prefill ends with the first chunk that brings a token; a chunk
+that only names a role brings none.
 """
 
 from __future__ import annotations
@@ -136,13 +137,13 @@ class OpenAIEngine:
         notes = [note for note in (self._where.elsewhere, self._where.note) if note]
         if self._n_shared:
             notes.append(
-                f"{self._n_shared} of {self._n_tokens} tokens came in a chunk with others: time per output token is by"
-                " tokens, and between tokens of a chunk there is none"
+                f"{self._n_shared} of {self._n_tokens} tokens came together with others, in a chunk or in several that"
+                " arrived as one: time per output token is by tokens, and between those there is none"
             )
         if self._n_at_first:
             notes.append(
-                f"{self._n_at_first} of {self._n_tokens} tokens came in the same chunk as the first of their answer:"
-                " time to the first token and prefill hold what they took, and decoding is told without them"
+                f"{self._n_at_first} of {self._n_tokens} tokens came together with the first of their answer: time"
+                " to the first token and prefill hold what they took, and decoding is told without them"
             )
         if self._n_encoded:
             notes.append(

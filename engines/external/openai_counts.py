@@ -20,7 +20,7 @@ UNSEEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokens(NamedTuple):
-    """times_s: of each, that of the chunk which brought it. n_shared: tokens that came in a chunk with others. is_told:
+    """times_s: of each, that of the chunk which brought it. n_shared: tokens that came together with others. is_told:
     the server told the ids; else the text was encoded again, and the server's count agrees."""
 
     token_ids: tuple[int, ...]

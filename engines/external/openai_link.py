@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from engines.errors import EngineError
+from engines.external.arrivals import told_by
 from results.printable import printable
 
 MOST_ANSWER_BYTES = 1 << 30
@@ -33,7 +34,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Chunk(NamedTuple):
-    """at_s: when it was here, on the run's clock. told: `NOTHING` of a line that only keeps the connection alive."""
+    """at_s: when it was here, on the run's clock, one time for all that came together. told: `NOTHING` of a line that
+    only keeps the connection alive."""
 
     at_s: float
     told: Any
@@ -51,6 +53,8 @@ class ServerLink:
         self._connection: http.client.HTTPConnection | None = None
         self._has_answered = False
         """On this connection: one that has not may be ended for what was asked."""
+        self._arrived_s = 0.0
+        """The last bytes of an answer."""
         self.n_again = self.n_busy = 0
 
     @property
@@ -71,8 +75,7 @@ class ServerLink:
         """The whole answer. Raises `EngineError`."""
         response = self._answer("POST", self._split.path.rstrip("/") + road, json.dumps(body).encode())
         content = self._read(response)
-        at_s = self._now_s()
-        return Chunk(at_s, self._parsed(content))
+        return Chunk(self._arrived_s, self._parsed(content))
 
     def stream(self, road: str, body: Mapping[str, Any]) -> Iterator[Chunk]:
         """Chunks as they come. Raises `EngineError`, also where the stream ends before it is done: what came until then
@@ -85,7 +88,7 @@ class ServerLink:
         finished, n_bytes = False, 0
         try:
             while line := self._line(response):
-                at_s = self._now_s()
+                at_s = self._arrived_s
                 n_bytes += len(line)
                 if n_bytes > MOST_ANSWER_BYTES:
                     raise EngineError(f"{self.url}: an answer of more than {MOST_ANSWER_BYTES} bytes")
@@ -169,7 +172,12 @@ class ServerLink:
     def _made(self) -> http.client.HTTPConnection:
         self._has_answered = False
         made = http.client.HTTPSConnection if self._split.scheme == "https" else http.client.HTTPConnection
-        return made(self.host, self.port, timeout=self._timeout_s)
+        connection = made(self.host, self.port, timeout=self._timeout_s)
+        connection.response_class = told_by(self._arrive)  # type: ignore[assignment]
+        return connection
+
+    def _arrive(self) -> None:
+        self._arrived_s = self._now_s()
 
     def _refusal(self, response: http.client.HTTPResponse) -> str:
         """What the server says, in its own words."""
