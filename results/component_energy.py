@@ -268,15 +268,26 @@ class ComponentEnergy:
         """
         near = (self._gaps_s[:, 0] < edges.max()) & (self._gaps_s[:, 1] > edges.min())
         for gap_start, gap_end in self._gaps_s[near].tolist():
+            within = (edges[:, :1] < gap_end - EDGE_TOLERANCE_S) & (edges[:, 1:] > gap_start + EDGE_TOLERANCE_S)
+            lost, why = within, ""
             if self.trace.kind == "counter":
                 lost = (edges > gap_start + MARK_TOLERANCE_S) & (edges < gap_end - MARK_TOLERANCE_S)
-            else:
-                lost = (edges[:, :1] < gap_end - EDGE_TOLERANCE_S) & (edges[:, 1:] > gap_start + EDGE_TOLERANCE_S)
+                if within.any() and self._may_have_wrapped_unseen(gap_start, gap_end):
+                    lost, why = within, f"; a counter that wraps at {self.trace.wrap_at_j:.6g} J may do so unseen there"
             if lost.any():
                 raise UnresolvedError(
                     f"{self._name}: gap of {gap_end - gap_start:.3g} s in the readings"
-                    f" {gap_start - float(edges.min()):.3g} s into the window"
+                    f" {gap_start - float(edges.min()):.3g} s into the window{why}"
                 )
+
+    def _may_have_wrapped_unseen(self, start_s: float, end_s: float) -> bool:
+        """Whether so much more could have flowed as the counter does not show. Of one of which nobody says how much
+        can flow, nothing is known."""
+        wrap_at_j, most_w = self.trace.wrap_at_j, self.trace.max_power_w
+        if wrap_at_j is None or most_w is None:
+            return False
+        before_j, behind_j = energy_at(self._curve, np.asarray([start_s, end_s])).tolist()
+        return bool(behind_j - before_j + wrap_at_j <= most_w * (end_s - start_s))
 
 
 def _bounds_s(found: Sequence[_Lasting]) -> Array:

@@ -197,6 +197,20 @@ def test_counter_goes_on_counting_in_a_gap_inside_the_window() -> None:
     assert energy(with_hole("counter", 4.0, 4.5), (1.0, 9.0)).energy_j == pytest.approx(80.0)
 
 
+@pytest.mark.parametrize(("gap_s", "is_known"), [(39.0, True), (41.0, False)])
+def test_a_gap_in_which_a_counter_may_have_wrapped_unseen_makes_energy_unknown(gap_s: float, is_known: bool) -> None:
+    """20 W, and once more 4000 J within the gap where at most 120 W can flow, 100 of them unseen."""
+    times_s = np.concatenate([np.arange(0, 10, 0.1), np.arange(10 + gap_s, 20 + gap_s, 0.1)])
+    true_j = 20.0 * times_s + np.where(times_s > 10 + gap_s / 2, 0.0 if is_known else 4000.0, 0.0)
+    wrapping = trace("counter", times_s, np.mod(true_j, 4000.0), 0.1, wrap_at_j=4000.0, max_power_w=120.0)
+    window = (5.0, 15.0 + gap_s)
+    if is_known:
+        assert energy(wrapping, window).energy_j == pytest.approx(20.0 * (10 + gap_s))
+    else:
+        assert "a counter that wraps at 4000 J may do so unseen there" in reason(wrapping, window)
+    assert energy(wrapping, (2.0, 8.0)).energy_j == pytest.approx(120.0)
+
+
 def test_gap_over_a_counters_edge_makes_energy_unknown() -> None:
     assert "gap of 0.5 s" in reason(with_hole("counter", 4.0, 4.5), (1.0, 4.2))
     assert "gap of 0.5 s" in reason(with_hole("counter", 4.0, 4.5), (1.0, 4.2), (6.0, 7.0))
