@@ -34,6 +34,7 @@ from pydantic import ValidationError
 
 from results.database import DATABASE, StoreError, opened_for_reading
 from results.records import Record
+from results.report.files import flush
 from results.store import Store
 from results.trace_files import temporary_of
 
@@ -101,7 +102,9 @@ def write_bundle(directory: Path, out: Path, joulebench: str) -> Verified:
             for name, content in [(MANIFEST, text), *sorted(files.items())]:
                 _put(bundle, name, content)
         os.chmod(temporary, 0o600)  # it holds prompts and answers
+        flush(temporary)
         temporary.replace(out)
+        flush(out.parent)
     return Verified(hashlib.sha256(text).hexdigest(), manifest, ())
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from results.cells import usable
 from results.report.csv import frames_of_run
-from results.report.files import replace_text
+from results.report.files import flush, replace_text
 from results.report.html import machine_rows, method_sentences, warnings_of
 from results.report.plan_text import toml_text
 from results.run_frames import RunFrames
@@ -74,8 +74,8 @@ def _is_card(path: Path) -> bool:
 def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path]:
     """Writes tables and card. They take their names when all are whole: where one cannot be written, an earlier export
     stays as it was. Tables of it that this one does not have go: beside the new card they would pass for this run's.
-    The earlier card goes first and the new one comes last: no card, a kill in between too, stands beside tables that
-    are not its own. Raises `OSError`."""
+    The earlier card goes first and the new one comes last: no card stands beside tables that are not its own, after a
+    kill or a loss of power in between either. Raises `OSError`."""
     directory.mkdir(parents=True, exist_ok=True)
     derived = RunFrames(run)
     card = directory / CARD
@@ -92,8 +92,12 @@ def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path
         card.unlink(missing_ok=True)
         for name in WHAT.keys() - {one.path.stem for one in found}:
             (directory / f"{name}.parquet").unlink(missing_ok=True)
-        for path in (*(one.path for one in found), card):
-            _half(path).replace(path)
+        flush(directory)
+        for one in found:
+            _half(one.path).replace(one.path)
+        flush(directory)
+        _half(card).replace(card)
+        flush(directory)
     finally:
         for path in _halves(directory):
             path.unlink(missing_ok=True)
@@ -123,6 +127,7 @@ def _written(path: Path, parts: Iterator[pd.DataFrame]) -> Exported:
         for frame in _chain(first, parts):
             writer.write_table(pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
             n_rows += len(frame)
+    flush(_half(path))
     return Exported(path, n_rows, tuple(schema.names))
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from results.printable import printable
 from results.records import PowerTrace
+from results.report.files import flush
 
 IDLE_BEFORE, WINDOW, IDLE_AFTER = "idle before", "window", "idle after"
 """Parts of a trial that have traces of their own."""
@@ -62,11 +63,7 @@ def write_traces(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    flush(path.parent)
     return hashlib.sha256(content).hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,24 @@ def test_a_bundle_is_what_its_manifest_says_and_needs_no_joulebench(bundle: Path
 def test_the_same_run_gives_the_same_bytes(bundle: Path, finished_run: FinishedRun, tmp_path: Path) -> None:
     write_bundle(finished_run.directory, tmp_path / "again.zip", "0.1.0")
     assert (tmp_path / "again.zip").read_bytes() == bundle.read_bytes()
+
+
+def test_it_is_on_the_disk_before_it_has_its_name(
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run.zip"
+    flushed: list[tuple[int, int, bool]] = []
+    fsync = os.fsync
+
+    def seen(descriptor: int) -> None:
+        fsync(descriptor)
+        found = os.fstat(descriptor)
+        flushed.append((found.st_ino, found.st_size, out.exists()))
+
+    monkeypatch.setattr(os, "fsync", seen)
+    write_bundle(finished_run.directory, out, "0")
+    assert flushed[-2] == (out.stat().st_ino, out.stat().st_size, False)
+    assert (flushed[-1][0], flushed[-1][2]) == (tmp_path.stat().st_ino, True)
 
 
 def test_what_was_changed_removed_and_added_is_named(bundle: Path, tmp_path: Path) -> None:

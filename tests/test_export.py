@@ -89,6 +89,32 @@ def test_no_card_stands_beside_tables_that_are_not_its_own_after_a_kill(
     assert files(out) == whole
 
 
+def test_what_takes_a_name_is_on_the_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole files, each before it has its name; then the folder: its names of tables before that of the card."""
+    out = tmp_path / "set"
+    flushed: list[os.stat_result] = []
+    named: list[set[str]] = []
+    fsync = os.fsync
+
+    def seen(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.append(os.fstat(descriptor))
+        named.append({p.name for p in out.iterdir() if p.suffix != ".tmp" and not p.name.startswith(".")})
+
+    export(run([cell()], [trial()]), out)
+    before = {p.name for p in out.iterdir()}
+    monkeypatch.setattr(os, "fsync", seen)
+    export(run([cell()], [trial(), trial(repeat=1)]), out)
+    folder = out.stat().st_ino
+    tables = before - {"README.md"}
+    for path in out.iterdir():
+        of_this = [i for i, one in enumerate(flushed) if one.st_ino == path.stat().st_ino]
+        assert of_this, path.name
+        assert flushed[of_this[-1]].st_size == path.stat().st_size > 0
+        assert max(of_this) < min(i for i, one in enumerate(flushed) if one.st_ino == folder), path.name
+    assert [there for there, one in zip(named, flushed, strict=True) if one.st_ino == folder] == [tables, tables, before]
+
+
 def test_a_card_that_its_owner_let_others_read_stays_so(tmp_path: Path) -> None:
     modes = []
     for mode in (0o644, 0o640):

@@ -55,6 +55,15 @@ def write_new_text(path: Path, text: str) -> None:
         raise
 
 
+def flush(path: Path) -> None:
+    """Onto the disk: what a file holds, before its name stands for it; of a folder, which names it holds."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def check_folder(folder: Path) -> None:
     """That a file can be made there, before what it will hold is computed. Leaves nothing behind: a folder that it made
     is removed again. Raises `OSError`."""
