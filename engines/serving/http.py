@@ -6,6 +6,7 @@ do) and carry JSON by its content type, which a browser sends to another site on
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import logging
@@ -216,17 +217,21 @@ class _Handler(BaseHTTPRequestHandler):
         return {"id": f"joulebench-{number:x}", "object": kind, "created": number // 10**9, "model": self.server.model}
 
     def _events(self, job: Job) -> Iterator[int | Answered]:
-        """Raises `EngineError`, and `_LeftError` once the client has gone."""
+        """Raises `EngineError`, and `_LeftError` once the client has gone. It is looked at between tokens too: where
+        they come fast none is waited for, and only a stream is written before the end."""
+        looked_s = time.monotonic()
         while True:
-            try:
+            event = None
+            with contextlib.suppress(queue.Empty):
                 event = job.events.get(timeout=LOOK_EVERY_S)
-            except queue.Empty:
+            if time.monotonic() - looked_s >= LOOK_EVERY_S:
+                looked_s = time.monotonic()
                 if self._has_left():
-                    raise _LeftError from None
-                continue
+                    raise _LeftError
             if isinstance(event, EngineError):
                 raise event
-            yield event
+            if event is not None:
+                yield event
             if isinstance(event, Answered):
                 return
 
