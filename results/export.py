@@ -18,7 +18,7 @@ import pandas as pd
 
 from results.cells import usable
 from results.report.csv import frames_of_run
-from results.report.files import flush, replace_text
+from results.report.files import flush, for_owner, replace_text
 from results.report.html import machine_rows, method_sentences, warnings_of
 from results.report.plan_text import toml_text
 from results.run_frames import RunFrames
@@ -87,8 +87,9 @@ def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path
         if with_traces:
             found.append(_written(directory / f"{TRACES}.parquet", _traces(run)))
         replace_text(_half(card), card_text(run, derived, found))
-        if card.exists():
-            shutil.copymode(card, _half(card))
+        for path in (*(one.path for one in found), card):
+            if path.exists():
+                shutil.copymode(path, _half(path))
         card.unlink(missing_ok=True)
         for name in WHAT.keys() - {one.path.stem for one in found}:
             (directory / f"{name}.parquet").unlink(missing_ok=True)
@@ -123,7 +124,7 @@ def _written(path: Path, parts: Iterator[pd.DataFrame]) -> Exported:
     first = next(parts)
     schema = _schema(first)
     n_rows = 0
-    with pq.ParquetWriter(_half(path), schema) as writer:
+    with open(_half(path), "wb", opener=for_owner) as file, pq.ParquetWriter(file, schema) as writer:
         for frame in _chain(first, parts):
             writer.write_table(pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
             n_rows += len(frame)

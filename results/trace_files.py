@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from results.printable import printable
 from results.records import PowerTrace
-from results.report.files import flush
+from results.report.files import flush, for_owner
 
 IDLE_BEFORE, WINDOW, IDLE_AFTER = "idle before", "window", "idle after"
 """Parts of a trial that have traces of their own."""
@@ -55,7 +55,7 @@ def write_traces(
     content = trace_file_of(traces, window, marks, states)
     temporary = temporary_of(path)
     try:
-        with open(temporary, "wb", opener=_for_owner) as file:
+        with open(temporary, "wb", opener=for_owner) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -202,8 +202,3 @@ def _described_trace(
     }
     gaps_s = tuple((start_s, end_s) for start_s, end_s in described["gaps_s"])
     return PowerTrace(times_s=times_s, values=values, gaps_s=gaps_s, **fields)
-
-
-def _for_owner(path: str, flags: int) -> int:
-    """Traces tell what was done when: only their owner may read them."""
-    return os.open(path, flags, 0o600)

@@ -112,16 +112,22 @@ def test_what_takes_a_name_is_on_the_disk_before(tmp_path: Path, monkeypatch: py
         assert of_this, path.name
         assert flushed[of_this[-1]].st_size == path.stat().st_size > 0
         assert max(of_this) < min(i for i, one in enumerate(flushed) if one.st_ino == folder), path.name
-    assert [there for there, one in zip(named, flushed, strict=True) if one.st_ino == folder] == [tables, tables, before]
+    assert [there for there, one in zip(named, flushed, strict=True) if one.st_ino == folder] == [
+        tables,
+        tables,
+        before,
+    ]
 
 
-def test_a_card_that_its_owner_let_others_read_stays_so(tmp_path: Path) -> None:
+def test_only_its_owner_may_read_an_export_unless_they_let_others(tmp_path: Path) -> None:
+    """Its tables and card hold prompts and answers."""
     modes = []
     for mode in (0o644, 0o640):
-        export(run([cell()], [trial()]), tmp_path)
-        modes.append(stat.S_IMODE((tmp_path / "README.md").stat().st_mode))
-        (tmp_path / "README.md").chmod(mode)
-    assert modes == [0o600, 0o644]
+        paths = export(run([cell()], [trial()]), tmp_path)
+        modes.append({stat.S_IMODE(path.stat().st_mode) for path in paths})
+        for path in paths:
+            path.chmod(mode)
+    assert modes == [{0o600}, {0o644}]
 
 
 def test_nothing_of_an_earlier_export_stays_beside_another_card(finished_run: FinishedRun, tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def write_new_text(path: Path, text: str) -> None:
         raise
 
 
+def for_owner(path: str, flags: int) -> int:
+    """An opener of files that hold what was asked and answered, or when: only their owner may read them."""
+    return os.open(path, flags, 0o600)
+
+
 def flush(path: Path) -> None:
     """Onto the disk: what a file holds, before its name stands for it; of a folder, which names it holds."""
     descriptor = os.open(path, os.O_RDONLY)
