@@ -15,10 +15,12 @@ from harness.regress_command import EXIT_WORSE, Allow, CsvFile, HtmlFile, allowe
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_NONE_USABLE,
+    EXIT_NOT_WRITTEN,
     AsJson,
     console_of,
     end_interrupted,
     fail,
+    fail_each,
     print_verdicts,
 )
 from results.printable import printable
@@ -58,7 +60,7 @@ def compare(
             fail(str(error), EXIT_BAD_PLAN)
         from results.report.compare_page import write_comparison_csv, write_comparison_page
 
-        write_files(found, (csv, write_comparison_csv), (html, write_comparison_page))
+        unwritten = write_files(found, (csv, write_comparison_csv), (html, write_comparison_page))
         if as_json:
             from results.report.compare_page import comparison_frame
 
@@ -68,6 +70,8 @@ def compare(
             _print(found, show_all)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "nothing was changed")
+    if unwritten:
+        fail_each(unwritten, EXIT_NOT_WRITTEN)
     if found.has_worse:
         raise typer.Exit(EXIT_WORSE)
     if not found.n_tested:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -273,6 +273,8 @@ def set_baseline(
             own = mark(found, name, folders, add)
         except HistoryError as error:
             fail(str(error), EXIT_BAD_PLAN)
+        except OSError as error:
+            _fail_unmarked(directory, error)
     typer.echo(f"baseline {printable(name)} of {printable(str(directory))}: {', '.join(map(printable, own))}")
 
 
@@ -305,4 +307,14 @@ def remove_baseline(
         unmark(directory, name)
     except HistoryError as error:
         fail(str(error), EXIT_BAD_PLAN)
+    except OSError as error:
+        _fail_unmarked(directory, error)
     typer.echo(f"baseline {printable(name)}: removed; its runs stay")
+
+
+def _fail_unmarked(directory: Path, error: OSError) -> NoReturn:
+    fail(
+        f"{error.filename or directory}: cannot be written ({error.strerror or error}); baselines are kept in the"
+        f" folder of the runs, so make {directory} writable",
+        EXIT_NOT_WRITTEN,
+    )

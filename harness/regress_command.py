@@ -21,6 +21,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    fail_each,
     print_verdicts,
 )
 from results.printable import printable
@@ -86,13 +87,15 @@ def regress(
                 fail(str(error), EXIT_BAD_PLAN)
         from results.report.regress_page import write_judgement_csv, write_judgement_page
 
-        write_files(judgement, (csv, write_judgement_csv), (html, write_judgement_page))
+        unwritten = write_files(judgement, (csv, write_judgement_csv), (html, write_judgement_page))
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "nothing was changed")
     if as_json:
         typer.echo(json.dumps(_record(judgement), indent=2))
     else:
         _print(judgement, show_all)
+    if unwritten:
+        fail_each(unwritten, EXIT_NOT_WRITTEN)
     if judgement.has_regressed:
         raise typer.Exit(EXIT_WORSE)
     if all(one.verdict == "UNRELIABLE" for one in judgement.counted):
@@ -109,15 +112,18 @@ def check_files(csv: Path | None, html: Path | None) -> None:
         fail(f"--csv {csv}: is --html too; name two files", EXIT_BAD_PLAN)
 
 
-def write_files(found: T, csv: tuple[Path | None, Write[T]], html: tuple[Path | None, Write[T]]) -> None:
-    """Those that were asked for. Ends the command where one cannot be written."""
+def write_files(found: T, csv: tuple[Path | None, Write[T]], html: tuple[Path | None, Write[T]]) -> list[str]:
+    """Those that were asked for. What could not be written, in words: whoever asked prints what was found, and ends
+    the command with them then."""
+    problems = []
     for option, (path, write) in (("--csv", csv), ("--html", html)):
         if path is None:
             continue
         try:
             write(found, path)
         except OSError as error:
-            fail(f"{option} {path}: cannot be written ({error.strerror or error}); name another file", EXIT_NOT_WRITTEN)
+            problems.append(f"{option} {path}: cannot be written ({error.strerror or error}); name another file")
+    return problems
 
 
 def allowed(names: Sequence[str]) -> frozenset[What]:

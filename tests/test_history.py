@@ -16,7 +16,7 @@ from devices import cpu_seconds
 from harness import history_command
 from results.history import index
 from results.history.index import INDEX, HistoryError, open_history
-from results.history.marks import MARKS, baseline_runs, mark, read_marks
+from results.history.marks import LOCK, MARKS, baseline_runs, mark, read_marks
 from results.store import Store
 from tests.command import Finished, joulebench
 from tests.histories import START, made_trial, write_history, write_run
@@ -396,6 +396,19 @@ def test_baselines_are_set_added_to_listed_and_removed(tmp_path: Path) -> None:
     stranger = joulebench("baseline", "set", "good", "run009", *at)
     assert (stranger.code, "has no such run" in stranger.stderr) == (2, True)
     assert "--history names another folder of runs" in stranger.stderr
+
+
+@pytest.mark.parametrize("command", [("set", "good", "run000"), ("remove", "good")])
+def test_baselines_that_cannot_be_written_end_with_7_and_stay(tmp_path: Path, command: tuple[str, ...]) -> None:
+    write_history(tmp_path, 2, step)
+    kept = '{"good": ["run001"]}'
+    (tmp_path / MARKS).write_text(kept)
+    (tmp_path / LOCK).mkdir()
+    done = joulebench("baseline", *command, "--history", str(tmp_path))
+    assert (done.code, done.stdout) == (7, "")
+    assert f"{LOCK}: cannot be written" in done.stderr
+    assert f"make {tmp_path} writable" in done.stderr
+    assert (tmp_path / MARKS).read_text() == kept
 
 
 def test_a_baseline_file_that_is_none_is_told(tmp_path: Path) -> None:

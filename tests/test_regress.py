@@ -356,8 +356,11 @@ def test_csv_and_page_say_what_the_verdicts_say(tmp_path: Path) -> None:
     assert "<b>=1" not in text
     assert "since run014 (2026-01-15)" in text
     missing = csv / "x.csv"  # below a file
-    done = joulebench(*asked, "--csv", str(missing))
+    page.unlink()
+    done = joulebench(*asked, "--csv", str(missing), "--html", str(page))
     assert (done.code, "--csv" in done.stderr) == (7, True)
+    assert "1 REGRESSION" in done.stdout, "what was found is told all the same"
+    assert page.exists()
 
 
 def test_an_arm_that_fails_or_is_gone_in_the_newest_runs_does_not_pass(tmp_path: Path) -> None:

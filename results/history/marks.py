@@ -43,7 +43,8 @@ def read_marks(directory: Path) -> dict[str, tuple[str, ...]]:
 
 
 def mark(history: History, name: str, folders: Sequence[str], add: bool) -> tuple[str, ...]:
-    """Gives runs a name; says which runs have it now. add: beside those that have it. Raises `HistoryError`."""
+    """Gives runs a name; says which runs have it now. add: beside those that have it. Raises `HistoryError`, `OSError`
+    where it cannot be written."""
     _check(name)
     with _held(history.directory):
         marks = read_marks(history.directory)
@@ -53,7 +54,7 @@ def mark(history: History, name: str, folders: Sequence[str], add: bool) -> tupl
 
 
 def unmark(directory: Path, name: str) -> None:
-    """Raises `HistoryError`."""
+    """Raises `HistoryError`, `OSError`."""
     with _held(directory):
         marks = read_marks(directory)
         if name not in marks:
@@ -66,8 +67,10 @@ def _held(directory: Path) -> Iterator[None]:
     lock = FileLock(directory / LOCK, timeout=WAIT_S, mode=OWNER_ONLY)
     try:
         lock.acquire()
-    except (Timeout, OSError) as error:
-        raise HistoryError(f"{directory}: no baseline can be written there now ({error}); try again") from error
+    except Timeout as error:
+        raise HistoryError(
+            f"{directory}: another process has held its baselines for {WAIT_S:g} s; try again"
+        ) from error
     try:
         yield
     finally:
@@ -75,10 +78,7 @@ def _held(directory: Path) -> Iterator[None]:
 
 
 def _write(directory: Path, marks: Mapping[str, Sequence[str]]) -> None:
-    try:
-        replace_text(directory / MARKS, json.dumps(marks, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise HistoryError(f"{directory / MARKS}: cannot be written ({error.strerror})") from error
+    replace_text(directory / MARKS, json.dumps(marks, indent=2, ensure_ascii=False) + "\n")
 
 
 def _check(name: str) -> None:
