@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from harness import terminal
 from harness.commands import app
 from harness.opening import open_run
 from harness.outcome import tell_outcome
@@ -117,6 +118,16 @@ def test_what_nobody_foresaw_is_one_line_and_whole_on_request(tmp_path: Path) ->
             (line,) = done.stderr.splitlines()
             assert line.startswith("error: RuntimeError: a list of nothing (<string>, line 6); nobody foresaw this:")
             assert "joulebench --verbose" in line
+
+
+def test_the_page_of_exit_codes_has_each() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "plans.md").read_text(encoding="utf-8")
+    table = page.partition("| exit code | meaning |")[2].partition("\n\n")[0]
+    told = {int(code) for cell in re.findall(r"^\| ([0-9, ]+) \|", table, re.MULTILINE) for code in cell.split(",")}
+    ours = {code for name, code in vars(terminal).items() if name.startswith("EXIT_")}
+    signals = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
+    assert len(ours) == 8
+    assert told == {0, *ours, *signals}
 
 
 def test_a_file_that_is_closed_to_this_user_is_no_fault_of_the_program() -> None:
