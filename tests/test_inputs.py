@@ -8,11 +8,12 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.inputs import ranges
+from harness.inputs import _own_code, ranges
 from harness.matrix import CellPlan
 from harness.opening import open_run
 from harness.plan import Plan, build_plan, draft_plan
@@ -405,3 +406,23 @@ def test_cpus_are_told_one_by_one_as_linux_does() -> None:
     assert ranges({8, 0, 1, 2, 3}) == "0-3,8"
     assert ranges({5}) == "5"
     assert ranges({0, 2, 4}) == "0,2,4"
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [("a.py", True), ("deep/er/b.py", True), ("deep/c.cpp", True), ("deep/c.h", True), ("deep/report/d.py", True),
+     ("report/page.py", False), ("report/deep/page.py", False), ("a.toml", False), ("__pycache__/a.pyc", False)],
+)  # fmt: skip
+def test_code_that_computes_figures_is_an_input_and_a_page_is_none(
+    path: str, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results" / path
+    file.parent.mkdir(parents=True)
+    monkeypatch.setattr("harness.inputs.results", SimpleNamespace(__file__=str(tmp_path / "results" / "__init__.py")))
+    digests = [_own_code()]
+    for text in ("x = 1\n", "x = 2\n"):
+        file.write_text(text)
+        digests.append(_own_code())
+    file.rename(file.with_stem("other"))
+    digests.append(_own_code())
+    assert len({*digests}) == (4 if counts else 1)
