@@ -207,7 +207,7 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
     except DeviceNotReadyError as error:
         fail(str(error), EXIT_DEVICE_NOT_READY)
     except SessionBrokenOffError as error:
-        fail(str(error), EXIT_NONE_USABLE)
+        fail(f"{error}; the profile stays as it was, check it again then", EXIT_NONE_USABLE)
     except OSError as error:
         fail(f"{error.filename}: cannot be written ({error.strerror})", EXIT_NOT_WRITTEN)
     assert profile.check is not None

@@ -363,10 +363,17 @@ def test_a_choice_is_not_lost_behind_a_check_that_was_disturbed_throughout(
     assert found.code == 6
     assert "`--resume --pairs 0` keeps the choice" in found.stderr
     # SMALL allows others the whole CPU.
-    assert "took more than protocol.max_foreign_cpu_share = 1 of the CPU" in found.stderr
+    assert "took more than protocol.max_foreign_cpu_share = 1 of the CPU; end them; `--resume" in found.stderr
+    assert f"and {folder / 'check' / 'report.html'} says by what" in found.stderr
     found = joulebench(*command, "--pairs", "0")
     assert found.code == 0, found.stderr
-    assert read_profile(folder / "tuned.json").settings == read_profile(session / "tuned.json").settings
+    kept = read_profile(folder / "tuned.json")
+    assert kept.settings == read_profile(session / "tuned.json").settings
+    (folder / "check" / "report.html").unlink()
+    found = joulebench("tune", "--check", str(folder), "--pairs", "2", "--out", str(folder / "check"))
+    assert found.code == 6
+    assert "of the CPU; end them; the profile stays as it was, check it again then" in found.stderr
+    assert read_profile(folder / "tuned.json") == kept
 
 
 def test_problems_of_options_and_of_the_plan_are_told_together_and_once(tmp_path: Path) -> None:
@@ -428,6 +435,25 @@ def test_an_engine_that_does_not_go_onto_the_phone_is_refused_before_the_phone_i
     found = joulebench("tune", "--device", "adb:FAKE0001", "--engine", engine)
     assert found.code == EXIT_BAD_PLAN
     assert "no engine of the plan goes onto it" in found.stderr
+
+
+def test_pairs_of_a_check_that_was_begun_stay_so_many(session: Path) -> None:
+    """It was told to take another --out, and every probe would have been made again."""
+    many = [{"2": "4"}.get(one, one) if SMALL[i - 1] == "--pairs" else one for i, one in enumerate(SMALL)]
+    found = joulebench("tune", "--out", str(session), *many, "--resume")
+    told = f"error: --pairs 4: {session / 'check'} was begun with 2; give --pairs 2, or --pairs 0 and then"
+    assert (found.code, found.problems) == (2, [f"{told} `joulebench tune --check here --pairs 4`"])
+
+
+@pytest.mark.parametrize("engine", ['engine = "tuned:here"', 'engine = ["tuned:here"]'])
+def test_what_a_search_found_is_no_arm_to_tune(tmp_path: Path, engine: str) -> None:
+    """It was told that [[engine]] is missing."""
+    (tmp_path / "plan.toml").write_text(
+        f'schema = 1\n{engine}\n[model]\nsource = "{MODEL}"\n[[device]]\nname = "host"\n'
+    )
+    found = joulebench("tune", str(tmp_path / "plan.toml"))
+    told = "error: engine: tuned:here is what a search found; write the arm that is to be tuned, or measure the profile"
+    assert (found.code, found.problems) == (2, [f"{told} again with --check"])
 
 
 def test_bad_options_are_told_at_once(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from harness.tuning.space import Space, core_space, swept_space, with_selections
 from harness.tuning.suggested import suggested_race
 from harness.tuning.tuned_plans import HOST, fingerprint_of_plan, is_phone, seen_open
 from results.records import Phase
+from results.store import Store
 
 ALL, APART = cast("tuple[Phase, ...]", ("all",)), cast("tuple[Phase, ...]", ("prefill", "decode"))
 NOTHING_DECODED = (
@@ -143,9 +144,26 @@ def _begun(checked: CheckedPlan, asked: Asked, say: Callable[[str], None]) -> It
         if "decode" in options.phases and all(request.max_new_tokens < 2 for request in asks):
             raise PlanError([NOTHING_DECODED])
         folder = asked.out or Path("runs") / f"tune-{checked.name}"
+        if asked.resume and asked.n_pairs:
+            _same_pairs(folder / CHECK_FOLDER, asked.n_pairs, checked.name)
         yield Session(asked, base, plan, space, options, checked.name, folder, run_parts, searches, say)
     finally:
         run_parts.close()
+
+
+def _same_pairs(folder: Path, n_pairs: int, name: str) -> None:
+    """The pairs of a check are of one run. Raises `PlanError` where it was begun with another number, `StoreError`."""
+    if not Store.holds_run(folder):
+        return
+    with Store.view(folder) as store:
+        then = store.info().plan["protocol"]["repeats"]
+    if then != n_pairs:
+        raise PlanError(
+            [
+                f"--pairs {n_pairs}: {folder} was begun with {then}; give --pairs {then}, or --pairs 0 and then"
+                f" `joulebench tune --check {name} --pairs {n_pairs}`"
+            ]
+        )
 
 
 def _swept_searches(

@@ -26,6 +26,7 @@ from harness.tuning.profile import TunedProfileError, kept_path, read_profile
 from harness.tuning.race import Rules
 from harness.tuning.space import CORE_KEYS, one_arm, quick_plan, with_axes
 from harness.tuning.suggested import SMALL_SPACE, SUGGESTED, check_optuna
+from harness.tuning.tuned_plans import is_tuned
 
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 """A profile's name stands in plans, in a shell and in a file's name."""
@@ -193,6 +194,14 @@ def _base_plan(asked: Asked) -> dict[str, Any]:
             set_value(raw, assignment)
         except PathError as error:
             problems.append(f"--set {assignment[:80]}: {error}")
+    engines = raw.get("engine")
+    if profile := next((one for one in (engines if isinstance(engines, list) else [engines]) if is_tuned(one)), None):
+        raise PlanError(
+            [
+                f"engine: {profile} is what a search found; write the arm that is to be tuned, or measure the profile"
+                " again with --check"
+            ]
+        )
     if not (isinstance(raw.get("engine"), list) and raw["engine"] and isinstance(raw["engine"][0], dict)):
         problems.append("engine: missing; add [[engine]]")
     if not (isinstance(raw.get("device"), list) and raw["device"] and isinstance(raw["device"][0], dict)):

@@ -76,16 +76,19 @@ def run_check(
         write_csv(derived.run, folder, derived)
         write_html(derived.run, folder / CHECK_REPORT, derived)
     limit = plan.protocol.max_foreign_cpu_share
-    ratios = [ratio for phase in phases for ratio in _ratios(phase, by_arm[TUNED_ARM], by_arm[AS_PLANNED], limit)]
+    pairs = _pairs(by_arm[TUNED_ARM], by_arm[AS_PLANNED])
+    if not pairs:
+        taken = [trial for side in by_arm.values() for own in side for trial in own]
+        raise NoPairsError(_no_pairs(taken, folder / CHECK_REPORT, limit))
+    ratios = [ratio for phase in phases for ratio in _ratios(phase, pairs)]
     modelled = all(cell_plan.is_modelled for cell_plan in plan.cells)
     found = verdict_of(ratios, slowdown, objective, modelled)
-    n_pairs = len(_pairs(by_arm[TUNED_ARM], by_arm[AS_PLANNED]))
     at = datetime.now(UTC).isoformat(timespec="seconds")
     words = _words(ratios, found)
     is_known = any(one.quantity == "energy" and one.ratio is not None for one in ratios)
     if is_known and _is_modelled_energy(by_arm[TUNED_ARM]) and not modelled:
         words += MODELLED_WORDS
-    return Check(at=at, n_pairs=n_pairs, ratios=tuple(ratios), verdict=found, words=words)
+    return Check(at=at, n_pairs=len(pairs), ratios=tuple(ratios), verdict=found, words=words)
 
 
 def _is_modelled_energy(trials: Sequence[Sequence[Trial]]) -> bool:
@@ -102,21 +105,18 @@ def _pairs(
     return [([own[i] for own in sides[0]], [own[i] for own in sides[1]]) for i in sorted(repeats)]
 
 
-def _ratios(
-    phase: Phase,
-    chosen: Sequence[Sequence[Trial]],
-    planned: Sequence[Sequence[Trial]],
-    max_foreign_cpu_share: float,
-) -> list[CheckedRatio]:
-    pairs = [(probe_of(own, phase), probe_of(other, phase)) for own, other in _pairs(chosen, planned)]
-    if not pairs:
-        taken = [trial for side in (chosen, planned) for own in side for trial in own]
-        marked = [trial for trial in taken if trial.marks]
-        remedy = took_more(max_foreign_cpu_share) if are_contended(marked) else "put right what disturbed them"
-        raise NoPairsError(
-            f"the check has no pair of trials that can be used ({len(marked)} of {len(taken)} are marked, and its"
-            f" report says by what): {remedy}"
-        )
+def _no_pairs(taken: Sequence[Trial], report: Path, max_foreign_cpu_share: float) -> str:
+    marked = [trial for trial in taken if trial.marks]
+    is_shared = are_contended(marked)
+    remedy = f"{took_more(max_foreign_cpu_share)}; end them" if is_shared else "put right what disturbed them"
+    return (
+        f"the check has no pair of trials that can be used ({len(marked)} of {len(taken)} are marked, and {report} says"
+        f" by what): {remedy}"
+    )
+
+
+def _ratios(phase: Phase, paired: Sequence[tuple[list[Trial], list[Trial]]]) -> list[CheckedRatio]:
+    pairs = [(probe_of(own, phase), probe_of(other, phase)) for own, other in paired]
     times = ratio_of_means([([_token_s(own) for own, _ in pairs], [_token_s(other) for _, other in pairs])])
     found = [_checked(phase, "time", times)]
     joules = [(_token_j(own), _token_j(other)) for own, other in pairs]
