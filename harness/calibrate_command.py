@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -72,7 +74,7 @@ def calibrate(
     raise_in_command()
     from engines.errors import EngineError
     from engines.estimator import EstimatorRecipe
-    from engines.profile_files import check_is_free, write_profile
+    from engines.profile_files import check_is_free
     from harness.calibration import CalibrationError
     from harness.calibration import calibrate as counted
     from harness.model_specs import ModelSpec
@@ -93,10 +95,9 @@ def calibrate(
         fail(f"--out {error}", EXIT_BAD_PLAN)
     except (EngineError, OSError, ValueError) as error:
         fail(str(error), EXIT_BAD_PLAN)
-    try:
-        write_profile(profile, out)
-    except OSError as error:
-        fail(f"--out {out}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+    kept, trouble = _written(profile, out)
+    if kept is None:
+        fail(f"{trouble}; the profile is lost", EXIT_NOT_WRITTEN)
     if as_json:
         print_rows(_rows_with_predictions(profile), True, "")
     else:
@@ -104,8 +105,26 @@ def calibrate(
         if profile.predictions is not None:
             print_rows(_prediction_rows(profile.predictions), False, _predicted(profile.predictions))
         # Strings of TOML take what strings of JSON do.
-        named = printable(json.dumps(str(out), ensure_ascii=False))
-        typer.echo(f"{printable(str(out))}: written; a plan names it as profile = {named} in [[engine]]")
+        named = printable(json.dumps(str(kept), ensure_ascii=False))
+        typer.echo(f"{printable(str(kept))}: written; a plan names it as profile = {named} in [[engine]]")
+    if trouble:
+        fail(f"{trouble}; the profile is in {kept}", EXIT_NOT_WRITTEN)
+
+
+def _written(profile: Profile, out: Path) -> tuple[Path | None, str]:
+    """(where the profile is, what went wrong). What was counted is written elsewhere where `out` cannot be."""
+    from engines.profile_files import write_profile
+
+    name = f"profile-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    trouble = ""
+    for folder in (out, *dict.fromkeys(one / name for one in (Path.cwd(), Path(tempfile.gettempdir())))):
+        try:
+            write_profile(profile, folder)
+        except OSError as error:
+            trouble = trouble or f"--out {out}: cannot be written ({error.strerror or error})"
+        else:
+            return folder, trouble
+    return None, trouble
 
 
 def _counted(profile: Profile) -> str:

@@ -24,6 +24,7 @@ from results.report.arms import arms_of
 from results.report.foretold import foretold_of
 from results.store import Store
 from tests.command import joulebench, start
+from tests.eventually import eventually
 from tests.fakes.random_models import copy_bundled, write_random_model
 from tests.plans import BOOLQ, MODEL, TIERS, raw_plan, write_plan
 from tests.profiles import bench_and_plan, origin_of, skewed, trials
@@ -230,6 +231,28 @@ def test_a_profile_that_is_there_stays(profile: str) -> None:
     assert found.code == 2
     assert "exists already and is left as it is" in found.problems[-1]
     assert read_profile(Path(profile)).n_tokens == 100
+
+
+def test_what_was_counted_is_written_elsewhere_where_it_was_asked_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody takes the name meanwhile. Hours of counting were lost."""
+    log, cwd = tmp_path / "log", tmp_path / "here"
+    cwd.mkdir()
+    monkeypatch.chdir(cwd)
+    with log.open("w", encoding="utf-8") as output:
+        arguments = ("calibrate", MODEL, "--data", "boolq", "--prompts", "60", "--chunk", "16")
+        process = start(*arguments, "--out", str(tmp_path / "taken"), output=output)
+        assert eventually(lambda: "building prompts" in log.read_text("utf-8"))
+        (tmp_path / "taken").mkdir()
+        (tmp_path / "taken" / "mine").touch()
+        assert process.wait(120) == 7
+    (kept,) = cwd.iterdir()
+    assert read_profile(kept).n_prompts > 0
+    told = log.read_text("utf-8")
+    assert f"error: --out {tmp_path / 'taken'}: cannot be written (" in told
+    assert told.endswith(f"; the profile is in {kept}\n")
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
