@@ -38,7 +38,7 @@ SMALLEST_NORMAL = 2.0**-14
 def half(x: Tensor) -> Tensor:
     """Rounded to fp16, and kept in float64. By numpy: torch rounds float64 to fp32 on the way, which is twice."""
     with np.errstate(over="ignore"):
-        return torch.from_numpy(np.asarray(x).astype(np.float16).astype(np.float64))
+        return torch.from_numpy(np.asarray(x).astype(np.float16)).to(torch.float64)
 
 
 ROUNDED = WeakTensorKeyDictionary()

@@ -56,7 +56,10 @@ CASES: Mapping[str, list[tuple[dict[str, Any], Callable[[], Tensor | tuple[Tenso
     "sigmoid": [({"x": 40 * X}, lambda: torch.sigmoid(40 * x))],
     "silu": [({"x": 40 * X}, lambda: F.silu(40 * x))],
     "slice_by_size": [({"x": X, "begin": [0, 2, 0, 0], "size": [1, 3, 1, 8]}, lambda: x[:, 2:5])],
-    "softmax": [({"x": Q * 30, "axis": -1}, lambda: (q * 30).softmax(-1))],
+    "softmax": [
+        ({"x": Q * 30, "axis": -1}, lambda: (q * 30).softmax(-1)),
+        ({"x": Q * 1e4, "axis": -1}, lambda: (q * 1e4).softmax(-1)),
+    ],
     "split": [({"x": X, "num_splits": 2, "axis": 3}, lambda: torch.split(x, 4, 3))],
     "sub": [({"x": X, "y": Y}, lambda: x - y)],
     "tanh": [({"x": X}, lambda: x.tanh())],

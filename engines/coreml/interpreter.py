@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from engines.coreml.halves import is_half, rounded, widened
 from engines.coreml.manifest import PackagePlan
-from engines.coreml.operations import MOVES, Values, computed
+from engines.coreml.operations import MOVES, Values, computed, plain
 from engines.coreml.predictor import ComputeUnits, Named, Placement, package_path
 from engines.coreml.toolkit import load_coremltools
 from engines.errors import EngineError
@@ -24,8 +25,6 @@ Arithmetic = Literal["float16", "float32"]
 
 WIDE_BYTES = 256 * 2**20
 """Of constants that an interpreter keeps in float64: all of a small model. What is beyond is widened in each step."""
-FEW = 512
-"""Fewer are widened sooner than they are looked up."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,16 @@ class _Name:
     name: str
 
 
+class _Ready(NamedTuple):
+    """A step, with what does not change from one prediction to the next. named: inputs that are values, by the input's
+    name. other: lists of values, and constants that are widened each time."""
+
+    step: Step
+    same: Mapping[str, Any]
+    named: tuple[tuple[str, str], ...]
+    other: tuple[tuple[str, Any], ...]
+
+
 @dataclass(frozen=True)
 class Function:
     """Of a package, as it was read back. Shapes by the name of the input, state or output."""
@@ -53,6 +62,25 @@ class Function:
     steps: tuple[Step, ...]
     constants: Mapping[str, Any]
     outputs: tuple[str, ...]
+
+    @cached_property
+    def ready(self) -> list[_Ready]:
+        return [self._ready(step) for step in self.steps]
+
+    def _ready(self, step: Step) -> _Ready:
+        same: dict[str, Any] = {}
+        named: list[tuple[str, str]] = []
+        other: list[tuple[str, Any]] = []
+        for name, value in step.given.items():
+            is_constant = not isinstance(value, _Name) or value.name in self.constants
+            held = self.constants.get(value.name, value) if isinstance(value, _Name) else value
+            if isinstance(held, list) or is_half(held):
+                other.append((name, held))
+            elif is_constant:
+                same[name] = plain(held)
+            else:
+                named.append((name, value.name))
+        return _Ready(step, same, tuple(named), tuple(other))
 
 
 @dataclass
@@ -139,7 +167,8 @@ def run(
     for name, value in given.items():
         if value.shape != function.inputs[name]:
             raise EngineError(f"input {name} has shape {value.shape}, and the graph takes {function.inputs[name]}")
-    values: dict[str, Any] = {**function.constants, **{name: value.astype(dtype) for name, value in given.items()}}
+    is_fp16 = dtype is np.float16
+    values: dict[str, Any] = dict(function.constants)
 
     def wide(value: Any) -> Any:
         if isinstance(value, _Name):
@@ -147,39 +176,29 @@ def run(
         if isinstance(value, list):
             return [wide(one) for one in value]
         # In float64, so that what is rounded to fp16 does not hang on the order in which this processor adds.
-        return widened(value) if is_half(value) and step.operation not in MOVES else value
+        return widened(value) if is_half(value) else value
 
-    for step in function.steps:
-        if step.operation == "read_state":
-            values[step.outputs[0]] = states[step.given["input"].name]
-            continue
-        if step.operation == "write_state":
-            states[step.given["input"].name] = values[step.given["data"].name]
-            continue
-        made = computed(step.operation, {name: wide(value) for name, value in step.given.items()})
-        made = made if isinstance(made, list) else [made]
-        with np.errstate(over="ignore"):  # beyond fp16 is infinity, as it is there
-            values.update(zip(step.outputs, (one.astype(dtype, copy=False) for one in made), strict=True))
-    return {name: values[name].astype(dtype, copy=False) for name in function.outputs}
-
-
-def is_half(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype == np.float16
-
-
-def widened(value: Values) -> Values:
-    """fp16 in float64. numpy widens one number after another, which takes longer than to look them up."""
-    if value.size < FEW:
-        return value.astype(np.float64)
-    found: Values = _all_halves().take(value.view(np.uint16))
-    return found
-
-
-@cache
-def _all_halves() -> Values:
-    """In float64, by their bits."""
-    with np.errstate(invalid="ignore"):  # some are NaN that signal
-        return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float64)
+    with np.errstate(over="ignore"):  # beyond fp16 is infinity, as it is there
+        for name, value in given.items():
+            values[name] = widened(value.astype(dtype, copy=False)) if is_fp16 else value.astype(dtype)
+        for step, same, named, other in function.ready:
+            if step.operation == "read_state":
+                values[step.outputs[0]] = wide(states[step.given["input"].name])
+                continue
+            if step.operation == "write_state":
+                states[step.given["input"].name] = wide(step.given["data"])
+                continue
+            taken = {**same, **{name: values[held] for name, held in named}}
+            for name, held in other:
+                taken[name] = wide(held)
+            made = computed(step.operation, taken)
+            for name, one in zip(step.outputs, made if isinstance(made, list) else [made], strict=True):
+                if not is_fp16:
+                    values[name] = one.astype(dtype, copy=False)
+                else:
+                    # What is moved has been rounded, as all that float64 holds here.
+                    values[name] = one if step.operation in MOVES and one.dtype == np.float64 else rounded(one)
+        return {name: values[name].astype(dtype, copy=False) for name in function.outputs}
 
 
 # --- reading a package ------------------------------------------------------------------------------------------------
