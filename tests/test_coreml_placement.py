@@ -20,7 +20,7 @@ from engines.coreml.manifest import read_manifest
 from engines.errors import EngineError
 from engines.external import gate
 from engines.external.base import Answer
-from engines.external.gate import answers_of
+from engines.external.gate import N_TOKENS, answers_of
 from results.cells import answering, usable
 from results.graph_placement import (
     EXPERTS_NOT_ON_ANE,
@@ -73,6 +73,12 @@ def _own_state(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
 
 
+@pytest.fixture(autouse=True)
+def _short_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers take most of a trial here. The first test asks for whole ones."""
+    monkeypatch.setattr(gate, "N_TOKENS", 2)
+
+
 @contextmanager
 def telling_the_gate(fake: FakeCoreMl) -> Iterator[None]:
     """The gate's questions lie between two events of their own."""
@@ -119,7 +125,10 @@ def tables(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("variant", ["stateless", "stateful"])
-def test_each_graph_that_ran_is_kept_with_the_unit_of_each_operation(tmp_path: Path, variant: str) -> None:
+def test_each_graph_that_ran_is_kept_with_the_unit_of_each_operation(
+    tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "N_TOKENS", N_TOKENS)
     fake = FakeCoreMl(lambda package, kind: "cpu" if kind == "softmax" else "ane")
     trial = one_trial(tmp_path / "run", fake, attention=variant)
     assert trial.status == "ok", trial.failure
