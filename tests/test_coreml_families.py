@@ -111,8 +111,8 @@ def test_graphs_equal_torch(name: str, tmp_path: Path) -> None:
     wanted = logits(Transformer(checkpoint), ON_NPU.build(context))
     assert wanted.std() > 0.1, "logits this flat would agree whatever graphs computed"
     roles = {package.role for package in conversion.packages}
+    interpreter = Interpreter(tmp_path / "packages", "float32")
     for variant in VARIANTS:
-        interpreter = Interpreter(tmp_path / "packages", "float32")
         model = CoremlTransformer(checkpoint, conversion.manifest, interpreter, variant)
         found = logits(model, ON_NPU.build(context))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=3e-4)
