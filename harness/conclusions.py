@@ -100,7 +100,7 @@ def conclusion_words(own: Sequence[Effect]) -> str:
     one = own[0]
     words = f"{one.metric.capitalize()}: {one.before} is first"
     if one.lead_before is None:
-        return f"{words}; every other arm takes {REACH:g} times as much or more."
+        return f"{words}; no other arm takes less than {REACH:g} times as much."
     return f"{words}; the next takes {one.lead_before:.2f} times as much."
 
 

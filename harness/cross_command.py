@@ -267,7 +267,9 @@ def _say_rest(rows: list[Row], found: list[Effect] | None, with_reasons: bool) -
         if one.flips:
             typer.echo(printable(one.words))
     if found is not None and not any(one.flips for one in found):
-        typer.echo("No conclusion flips when one constant changes by a fifth.")
+        is_asked = any(one.lead_before is not None for one in found)
+        why = "" if is_asked else ": on no machine is another arm near the first"
+        typer.echo(f"No conclusion flips when one constant changes by a fifth{why}.")
 
 
 def _write(question: Question, sheets: list[Sheet], rows: list[Row], found: list[Effect] | None, folder: Path) -> None:

@@ -43,6 +43,9 @@ def test_it_writes_rows_effects_and_a_page(tmp_path: Path) -> None:
     page = (out / "cross.html").read_text(encoding="utf-8")
     assert "gpu: reading memory" in page
     assert "Nothing here was measured" in page
+    # The other arm has no figures: nothing is said of what it takes, nor that a conclusion was tried.
+    assert "gpu is first; no other arm takes less than 1.25 times as much." in page
+    assert "changes by a fifth: on no machine is another arm near the first." in result.output
     assert page.count('<div class="scroll"') == page.count("<table class") + page.count('<div class="chart')
     first, later = (f"{1e3 * float(found[key]):.3g} ms" for key in ("ttft_s", "tpot_s"))
     assert f"First token soonest: gpu ({first}); least time per token: gpu ({later}); on the front: gpu." in page
