@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import tomllib
 from pathlib import Path
 
@@ -211,3 +212,8 @@ def test_the_page_of_a_priced_session_says_measured_of_nothing(tmp_path: Path, m
     assert "Nothing here was measured" in shown
     assert "easured" not in shown.replace("Nothing here was measured", "")
     assert "on model:m2-ultra, with" in shown
+    # Each probe is the first one again: an interval of no width would say that a sheet has no error.
+    columns = ("speed_tokens_per_s", "energy_per_token", "energy_over_chosen", "speed_over_fastest")
+    for row in rows(tmp_path / "session").values():
+        assert all(row[key] and not row[f"{key}_low"] and not row[f"{key}_high"] for key in columns)
+    assert not re.search(r"\d \[\d", shown)

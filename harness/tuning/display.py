@@ -61,7 +61,7 @@ def si(value: float) -> str:
 def with_interval(estimate: Estimate | None, shown: Callable[[float], str]) -> str:
     if estimate is None:
         return ""
-    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+    if estimate.low is None or estimate.high is None:
         return shown(estimate.value)
     return f"{shown(estimate.value)} [{shown(estimate.low)}, {shown(estimate.high)}]"
 

@@ -13,6 +13,8 @@ from results.statistics import CONFIDENCE
 
 MOST_WIDTH = math.log(1000.0)
 """An interval whose ends are further apart says nothing, and is left out."""
+LEAST_WIDTH = 1e-9
+"""Readings that differ by no more are one reading: prices of a modelled device, which has no interval."""
 
 
 class Estimate(NamedTuple):
@@ -123,14 +125,14 @@ def _estimate(fit: Fit, k: int) -> Estimate:
     value = math.exp(float(fit.effect_K[k]) + fit.level)
     error, dof = fit.value_error(k)
     half = float(stdtrit(dof, 0.5 + CONFIDENCE / 2)) * error if dof >= 1 and math.isfinite(error) else math.inf
-    if 2 * half >= MOST_WIDTH:
+    if not LEAST_WIDTH < 2 * half < MOST_WIDTH:
         return Estimate(value, None, None)
     return Estimate(value, value * math.exp(-half), value * math.exp(half))
 
 
 def _ratio(between: Differences, k: int, other: int) -> Estimate:
     value, low, high = (float(each[k, other]) for each in (between.value, between.low, between.high))
-    is_known = high - low < MOST_WIDTH
+    is_known = LEAST_WIDTH < high - low < MOST_WIDTH
     return Estimate(math.exp(value), math.exp(low) if is_known else None, math.exp(high) if is_known else None)
 
 
