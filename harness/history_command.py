@@ -35,7 +35,7 @@ TOLD_EVERY = 25
 FEW_RUNS, RUNS_AT_ONCE = 100, 8
 """Fewer take less time here than it takes to start processes."""
 MOST_PROCESSES = 4
-MOST_ARMS_TOLD = 3
+MOST_ARMS_TOLD = MOST_DEVICES_TOLD = 3
 AHEAD = timedelta(hours=1)
 """Clocks of two machines may be so far apart."""
 EARLIEST = "2025-01-01"
@@ -225,17 +225,25 @@ def _short(text: str) -> str:
 
 
 def figures_told(run: RunPoint) -> str:
-    """ "e2e 7.08 to 11 ms; energy_per_response 0.14 to 0.22 J (modelled); acc 65 to 100 %"."""
+    """ "e2e 7.08 to 11 ms; energy_per_response 0.14 to 0.22 J (modelled); acc 65 to 100 %". Times and joules of several
+    devices stand apart, each behind its name."""
     from results.history.points import WORDS
     from results.units import figure_scale, format_number
 
-    told = []
-    for metric, unit, method, low, high in run.ranges:
+    told: dict[str, list[str]] = {}
+    for device, metric, unit, method, low, high in run.ranges:
         scale, shown = figure_scale(max(abs(low), abs(high)), unit)
         ends = list(dict.fromkeys(format_number(end / scale) for end in (low, high)))
         how = "" if method == "measured" else f" ({method})"
-        told.append(f"{WORDS.get(metric, printable(metric))} {' to '.join(ends)} {shown}{how}")
-    return "; ".join(told) or "none"
+        words = f"{WORDS.get(metric, printable(metric))} {' to '.join(ends)} {shown}{how}"
+        told.setdefault(device, []).append(words)
+    scores = told.pop("", [])
+    parts = [f"{printable(device)}: {'; '.join(own)}" for device, own in told.items()]
+    if len(run.devices) == 1:
+        parts = ["; ".join(own) for own in told.values()]
+    if len(parts) > MOST_DEVICES_TOLD:
+        parts[MOST_DEVICES_TOLD:] = [f"and of {len(parts) - MOST_DEVICES_TOLD} more devices"]
+    return "; ".join([*parts, *scores]) or "none"
 
 
 def _write_page(

@@ -84,10 +84,28 @@ def test_a_run_whose_clock_was_not_set_is_told(tmp_path: Path) -> None:
 def test_json_tells_what_the_generator_made(runs: Path) -> None:
     (last,) = json.loads(listed(runs, "--json", "--last", "1").stdout)
     assert (last["n_ok"], last["n_failed"], last["n_cells"]) == (6, 0, 2)
-    ranges = {metric: (low, high) for metric, _, _, low, high in last["ranges"]}
+    ranges = {metric: (low, high) for _, metric, _, _, low, high in last["ranges"]}
     low, high = ranges["e2e"]
     assert low == pytest.approx(2.0, rel=0.02)
     assert high == pytest.approx(2.06, rel=0.02)
+
+
+def test_times_and_joules_of_several_devices_stand_apart(tmp_path: Path) -> None:
+    """A range over both would be of neither."""
+    phone = "adb:R58M"
+    cells = [cell("c1"), cell("c2", device=phone)]
+    trials = [made_trial("c1", 0, 0.25, 0.5, (1.0, 0.0)), made_trial("c2", 0, 40.0, 80.0, (1.0, 1.0))]
+    write_run(tmp_path / "both", cells, trials)
+    write_run(tmp_path / "one", cells[:1], trials[:1], day=1)
+    both, one = listed(tmp_path).stdout.splitlines()[1:]
+    own = "time of a request 250 ms; energy of a request 500 mJ/response (counter)"
+    theirs = "time of a request 40.0 s; energy of a request 80.0 J/response (counter)"
+    assert both.split("host, adb:R58M")[1].endswith(f"host: {own}; {phone}: {theirs}; acc 50.0 to 100 %")
+    assert one.endswith(f" {own}; acc 50.0 %")
+    many = [cell(f"c{i}", device=f"phone{i}") for i in range(5)]
+    write_run(tmp_path / "many", many, [made_trial(f"c{i}", 0, 1.0) for i in range(5)], day=2)
+    last = listed(tmp_path).stdout.splitlines()[-1]
+    assert last.endswith("phone2: time of a request 1.00 s; and of 2 more devices")
 
 
 def test_an_index_that_is_damaged_or_gone_is_made_again(runs: Path) -> None:

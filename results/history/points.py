@@ -154,8 +154,9 @@ class RunPoint(Record):
     n_failed: int
     n_left_out: int
     environments: dict[str, Environment]
-    ranges: tuple[tuple[str, str, str, float, float], ...] = ()
-    """(metric, unit, method, lowest, highest) over the cells, of the key figures."""
+    ranges: tuple[tuple[str, str, str, str, float, float], ...] = ()
+    """(device, metric, unit, method, lowest, highest) over the cells of a device, of the key figures; of a score over
+    those of all devices, and its device is empty."""
     settings: tuple[ArmSettings, ...] = ()
     rests: dict[str, str] = Field(default_factory=dict)
     """`results.history.rests`."""
@@ -196,15 +197,19 @@ def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint
     )
 
 
-def _ranges(cells: Sequence[CellPoint]) -> Iterator[tuple[str, str, str, float, float]]:
-    """Of key figures and of the first score of each cell; what came to be in several ways stands apart."""
-    means: dict[tuple[str, str, str], list[float]] = {}
+def _ranges(cells: Sequence[CellPoint]) -> Iterator[tuple[str, str, str, str, float, float]]:
+    """Of key figures and of the first score of each cell; what came to be in several ways stands apart, and so do times
+    and joules of several devices."""
+    means: dict[tuple[str, str, str, str], list[float]] = {}
     for cell in cells:
-        scores = [f for f in cell.figures if f.kind == "accuracy"][:1]
-        for figure in [f for f in cell.figures if f.key in KEY_METRICS] + scores:
-            means.setdefault((figure.metric, figure.unit, figure.method), []).append(figure.mean)
-    for (metric, unit, method), own in means.items():
-        yield metric, unit, method, min(own), max(own)
+        for figure in cell.figures:
+            if figure.key in KEY_METRICS:
+                means.setdefault((cell.device, figure.metric, figure.unit, figure.method), []).append(figure.mean)
+    for cell in cells:
+        for figure in [f for f in cell.figures if f.kind == "accuracy"][:1]:
+            means.setdefault(("", figure.metric, figure.unit, figure.method), []).append(figure.mean)
+    for (device, metric, unit, method), own in means.items():
+        yield device, metric, unit, method, min(own), max(own)
 
 
 def cell_points(run: RunData) -> list[CellPoint]:
