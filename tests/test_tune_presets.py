@@ -14,6 +14,7 @@ import vl_convert
 
 from harness.plan import PlanError
 from harness.tuning.aecs import PRESETS
+from harness.tuning.checking import verdict_of
 from harness.tuning.choice_table import savings
 from harness.tuning.core_race import core_race
 from harness.tuning.display import candidate_records, candidate_rows, order_words, sentence, taken_words
@@ -295,3 +296,24 @@ def test_what_plans_refuse_is_not_offered_to_them(tmp_path: Path) -> None:
     assert taken_words(lost).startswith("no plan takes x, for its check does not hold; ")
     assert "tuned:x" not in pages[lost.check] + taken_words(lost)
     assert "Nothing: no plan takes x" in pages[lost.check]
+
+
+def test_nothing_that_follows_from_replayed_joules_is_certain(tmp_path: Path) -> None:
+    """A recording does not know which candidate runs: a slower one gets more of its joules."""
+    session, found = raced()
+    played = tuple(replace(one, found=one.found._replace(method="replayed")) for one in found.probes)
+    found = replace(found, probes=played)
+    session = replace(session, phases=(found,))
+    told = sentence(session, found)
+    assert " Not certain. The joules are replayed from a recording" in told
+    assert "95 % confidence" not in told
+    assert "95 % confidence" in sentence(*raced())
+    for low, high in ((0.5, 0.6), (1.5, 1.6)):
+        time = CheckedRatio(phase="decode", quantity="time", ratio=1.0, low=0.99, high=1.01)
+        energy = CheckedRatio(phase="decode", quantity="energy", ratio=low, low=low, high=high, method="replayed")
+        assert verdict_of([time, energy], 0.08, "energy", modelled=False) == "not certain"
+        assert verdict_of([time, energy], 0.08, "latency", modelled=False) == "holds"
+        counted = energy.model_copy(update={"method": "counter"})
+        assert verdict_of([time, counted], 0.08, "energy", modelled=False) == ("holds" if low < 1 else "does not hold")
+    write_session(session, checked("energy", time, energy), tmp_path)
+    assert "No meter was read: the joules are replayed" in (tmp_path / "tune.html").read_text(encoding="utf-8")

@@ -37,6 +37,10 @@ INDIFFERENCE = 0.02
 """A chosen arm that costs so much more than the planned one is as good."""
 VERDICT_WORDS = {"holds": "holds", "does not hold": "does not hold", "not certain": "is not certain"}
 MODELLED_WORDS = " The joules are modelled from CPU time: a meter may say otherwise, beyond any interval."
+REPLAYED_WORDS = (
+    " The joules are replayed from a recording, which does not know which arm runs: one that takes longer gets more of"
+    " them, and nothing that follows from them is certain."
+)
 DOES = {"prefill": "reading the prompt", "decode": "decoding", "all": "a request"}
 
 Raw = dict[str, Any]
@@ -88,6 +92,8 @@ def run_check(
     is_known = any(one.quantity == "energy" and one.ratio is not None for one in ratios)
     if is_known and _is_modelled_energy(by_arm[TUNED_ARM]) and not modelled:
         words += MODELLED_WORDS
+    if any(one.method == "replayed" for one in ratios):
+        words += REPLAYED_WORDS
     return Check(at=at, n_pairs=len(pairs), ratios=tuple(ratios), verdict=found, words=words)
 
 
@@ -148,13 +154,13 @@ def verdict_of(ratios: Sequence[CheckedRatio], slowdown: float, objective: str, 
     """By the quantity of the objective, and for energy also by the time that it may cost at most.
 
     holds: it surely costs at most 2 % more than the planned arm, and time is within the slowdown, to the best of what
-    is known. does not hold: it surely costs more than that, or is surely too slow.
+    is known. does not hold: it surely costs more than that, or is surely too slow. Replayed joules are never certain.
     """
     most_time = 1.0 / (1.0 - slowdown)
     judged = "time" if objective == "latency" else "energy"
     verdicts: list[Verdict] = []
     for one in ratios:
-        if one.ratio is None:
+        if one.ratio is None or one.method == "replayed":
             verdicts += ["not certain"] if one.quantity == judged else []
             continue
         low, high = (one.ratio, one.ratio) if modelled else (one.low, one.high)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.progress import PlainProgress, outcome
+from harness.tuning.checking import REPLAYED_WORDS
 from harness.tuning.probing import Arm, Probe
 from harness.tuning.profile import TunedProfile, is_refuted
 from harness.tuning.race import Ask, Estimate, Failed, RaceResult, Standing
@@ -219,6 +220,8 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
         open_ones = [names[one.arm] for one in result.standings if one.state in ("undecided", "as good")]
         told = f" ({', '.join(open_ones[:4])})" if open_ones else ""
         sure = f" Not certain: {result.n_probes} probes were spent before all others were told apart{told}."
+    if found.method == "replayed" and options.needs_joules:
+        sure = f" Not certain.{REPLAYED_WORDS}"
     if n_failed:
         sure += f" {n_failed} left the search; their reasons stand with the candidates."
     if found.method == "modelled" and options.needs_joules and session.time_method == "measured":
