@@ -48,6 +48,7 @@ from results.derivation import PricedBy, derived_by, energies_of, remarks_on
 from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
 from results.graph_placement import GraphPlacement, placement_marks
+from results.in_step import met_alike
 from results.latencies import n_behind_first
 from results.records import Completion, PowerTrace, Request, Score
 from results.requests import requests_sha256
@@ -223,6 +224,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *not_scored,
             *arm.unmeasured.notes,
             *remarks_on(energies.readings),
+            *met_alike(window.traces, window.completions),
             *lost,
             *((BUSY_IDLE,) if was_busy or is_busy else ()),
             *_others_on_gpus(arm.engine, conditions),

@@ -19,14 +19,15 @@ from typing import Final, NamedTuple
 from results.cpu_time import with_cpu_joules
 from results.energy import MeterEnergy, energy_between
 from results.idle import idle_baseline
+from results.in_step import uneven_w2
 from results.intervals import Interval, joined, outside
 from results.peak_power import p90_power
 from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 
 ARITHMETIC: Final = (
-    "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "intervals", "jumps", "liveness",
-    "living", "peak_power", "regular", "renewal", "rest", "spikes", "time_means", "uncertainty",
+    "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "in_step", "intervals", "jumps",
+    "liveness", "living", "peak_power", "regular", "renewal", "rest", "spikes", "time_means", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
@@ -34,6 +35,7 @@ PRICING: Final = " pricing "
 SHEET: Final = " sheet "
 """Between the digest of the code and those of what priced a modelled trial: code and sheet."""
 SHARED: Final = "other requests ran at the same time: these joules cannot be told apart"
+UNCERTAINTIES: Final = ("uncertainty_j", "net_uncertainty_j", "gauge_units_uncertainty")
 _EDGE_S = 1e-6
 
 
@@ -79,7 +81,25 @@ def energies_of(
             readings += [
                 MeterEnergy(own, meter, c).between(intervals["all"], "all", moved=all_moved) for c in components
             ]
-    return TrialEnergies(tuple(readings), tuple(baselines))
+    return TrialEnergies(tuple(_unevenly_met(r, own, completions) for r in readings), tuple(baselines))
+
+
+def _unevenly_met(
+    reading: EnergyReading, traces: Sequence[PowerTrace], completions: Sequence[Completion]
+) -> EnergyReading:
+    """The uncertainty of a whole window holds that its meter met the requests at some of their moments more often than
+    at others. What is set aside is no part of a request."""
+    if reading.phase != "all" or any(c.set_aside_s for c in completions):
+        return reading
+    is_total = reading.component == "total"
+    chosen = [
+        t for t in traces if t.meter == reading.meter and (t.additive if is_total else t.component == reading.component)
+    ]
+    off_j = math.sqrt(uneven_w2(chosen, completions)) * reading.duration_s
+    told = {name: getattr(reading, name) for name in UNCERTAINTIES} if off_j else {}
+    return reading.model_copy(
+        update={name: math.hypot(amount, off_j) for name, amount in told.items() if amount is not None}
+    )
 
 
 def energy_of_spans(

@@ -60,6 +60,15 @@ def pattern(watts: Array) -> Pattern | None:
     return Pattern(share, off_w2)
 
 
+def pattern_at(watts: Array, phase: Array) -> Pattern | None:
+    """Of readings whose places in the pattern are known, 0 to 1; None where they are too few, or all alike."""
+    x = watts - watts.mean()
+    total_w2 = float(x @ x)
+    if len(watts) < FEWEST_READINGS or total_w2 <= 1e-18 * float(watts @ watts):
+        return None
+    return Pattern(1.0 - _roughness(x, phase) / (2 * total_w2), _off_w2(x, phase))
+
+
 def _off_w2(x: Array, phase: Array) -> float:
     order = np.argsort(phase, kind="stable")
     phase, ordered = phase[order], x[order]
