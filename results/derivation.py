@@ -89,17 +89,17 @@ def _unevenly_met(
 ) -> EnergyReading:
     """The uncertainty of a whole window holds that its meter met the requests at some of their moments more often than
     at others. What is set aside is no part of a request."""
-    if reading.phase != "all" or any(c.set_aside_s for c in completions):
+    if reading.phase != "all":
         return reading
     is_total = reading.component == "total"
-    chosen = [
-        t for t in traces if t.meter == reading.meter and (t.additive if is_total else t.component == reading.component)
-    ]
-    off_j = math.sqrt(uneven_w2(chosen, completions)) * reading.duration_s
-    told = {name: getattr(reading, name) for name in UNCERTAINTIES} if off_j else {}
-    return reading.model_copy(
-        update={name: math.hypot(amount, off_j) for name, amount in told.items() if amount is not None}
-    )
+    own = [t for t in traces if t.meter == reading.meter]
+    chosen = [t for t in own if (t.additive if is_total else t.component == reading.component)]
+    off_w2 = uneven_w2(chosen, completions)
+    if off_w2 == 0 or _set_aside(completions):
+        return reading
+    off_j = math.sqrt(off_w2) * reading.duration_s
+    stated = {name: getattr(reading, name) for name in UNCERTAINTIES}
+    return reading.model_copy(update={name: math.hypot(u, off_j) for name, u in stated.items() if u is not None})
 
 
 def energy_of_spans(
