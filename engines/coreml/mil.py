@@ -66,10 +66,9 @@ class MilConverter:
             program.add_function(function.name, made)
         program.default_function_name = plan.default_function
         program.skip_all_passes = True
-        # Not those that do nothing either: behind each of a hundred, coremltools checks the whole program again.
         no_passes = self._tools.PassPipeline.EMPTY
         program.export_as_multifunction = True
-        with _quiet():
+        with _without_passes():
             model = mil_convert(
                 program,
                 convert_to="mlprogram",
@@ -86,16 +85,17 @@ class MilConverter:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without coremltools' bars of progress, which no setting of its own turns off."""
-    from coremltools.converters.mil.mil.passes import pass_pipeline
+def _without_passes() -> Iterator[None]:
+    """Those of the front and the back end are left out too. All of them do nothing here, and before and behind each
+    coremltools checks the whole program; its writer checks it once more. No bars of progress either."""
+    from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
-    before, level = pass_pipeline.tqdm, logging.getLogger("coremltools").level
-    pass_pipeline.tqdm = lambda iterable, **_: iterable
+    before, level = PassPipelineManager.__dict__["apply_pipeline"], logging.getLogger("coremltools").level
+    PassPipelineManager.apply_pipeline = staticmethod(lambda program, pipeline: None)
     try:
         yield
     finally:
-        pass_pipeline.tqdm = before
+        PassPipelineManager.apply_pipeline = before
         logging.getLogger("coremltools").setLevel(level)
 
 
