@@ -12,7 +12,7 @@ import pytest
 from devices.models.sheet import sheet_path
 from harness.plan import draft_plan
 from harness.terminal import EXIT_BAD_PLAN, EXIT_NONE_USABLE
-from harness.tuning.checking import check_plan
+from harness.tuning.checking import ITSELF_WORDS, check_plan, is_beside_itself
 from harness.tuning.profile import read_profile, write_profile
 from harness.tuning.space import core_space, quick_plan, with_axes
 from tests.command import joulebench
@@ -196,6 +196,8 @@ def test_a_chosen_arm_has_the_cores_that_were_probed_and_no_threads_of_the_plann
     }  # fmt: skip
     asked = quick_plan("host", planned, "bundled:tiny-qwen3-moe", 16, 8, 1)
     assert draft_plan(check_plan(asked, planned, tuned, 2), None).problems == ()
+    assert not is_beside_itself(check_plan(asked, planned, tuned, 2))
+    assert is_beside_itself(check_plan(asked, planned, dict(planned), 2))
 
 
 def test_the_page_of_a_priced_session_says_measured_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +212,9 @@ def test_the_page_of_a_priced_session_says_measured_of_nothing(tmp_path: Path, m
     page = (tmp_path / "session" / "tune.html").read_text("utf-8")
     shown = page[page.index("<main>") : page.index("</main>")]
     assert "Nothing here was measured" in shown
+    # Of an arm beside itself the page told what it saves.
+    assert "Nothing: the arm as planned is the one that was chosen" in shown
+    assert ITSELF_WORDS.strip() in shown
     assert "easured" not in shown.replace("Nothing here was measured", "")
     assert "on model:m2-ultra, with" in shown
     # Each probe is the first one again: an interval of no width would say that a sheet has no error.

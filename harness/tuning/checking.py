@@ -41,6 +41,7 @@ REPLAYED_WORDS = (
     " The joules are replayed from a recording, which does not know which arm runs: one that takes longer gets more of"
     " them, and nothing that follows from them is certain."
 )
+ITSELF_WORDS = " The chosen arm is the one as planned: what they differ by is noise, and it saves nothing."
 DOES = {"prefill": "reading the prompt", "decode": "decoding", "all": "a request"}
 
 Raw = dict[str, Any]
@@ -61,6 +62,12 @@ def check_plan(raw: Raw, planned: Raw, tuned: Raw, n_pairs: int) -> Raw:
     plan["protocol"] = {**protocol, "repeats": n_pairs, "order": "interleaved"}
     plan["name"] = f"{plan['name']} check"[:64]
     return plan
+
+
+def is_beside_itself(raw: Raw) -> bool:
+    """Whether both arms of such a plan are one."""
+    first, second = ({**arm, "name": ""} for arm in raw["engine"])
+    return first == second
 
 
 def run_check(
@@ -94,6 +101,8 @@ def run_check(
         words += MODELLED_WORDS
     if any(one.method == "replayed" for one in ratios):
         words += REPLAYED_WORDS
+    if is_beside_itself(raw):
+        words += ITSELF_WORDS
     return Check(at=at, n_pairs=len(pairs), ratios=tuple(ratios), verdict=found, words=words)
 
 
