@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -239,8 +241,7 @@ def one_expert(matrices: Sequence[NDArray[np.float16]]) -> tuple[PackagePlan, Ex
 
 
 def test_no_pass_of_coremltools_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None may change a graph, and behind each of the usual hundred the whole program is checked again. Those of the
-    backend stay: eight, which do nothing either."""
+    """None may change a graph, and before and behind each the whole program is checked again."""
     pytest.importorskip("coremltools", reason="writes packages (pip install joulebench[coreml])")
     from coremltools.converters.mil.mil import Program
 
@@ -249,7 +250,46 @@ def test_no_pass_of_coremltools_costs_time(tmp_path: Path, monkeypatch: pytest.M
     checks, check = [], Program.validate
     monkeypatch.setattr(Program, "validate", lambda *of, **named: (checks.append(1), check(*of, **named)))
     MilConverter().write(*one_expert(matrices_of_an_expert()), "float16", tmp_path / "a.mlpackage")
-    assert 1 <= len(checks) <= 20
+    assert 1 <= len(checks) <= 4
+
+
+class BothWays:
+    """Writes the first package of each role with coremltools' pipelines of passes, and without; of others folders."""
+
+    version = "both ways 1.0"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from engines.coreml.mil import MilConverter
+
+        self.compared: set[str] = set()
+        self._converter, self._monkeypatch = MilConverter(), monkeypatch
+
+    def write(self, plan: PackagePlan, content: Content, weights: Weights, path: Path) -> None:
+        if plan.role in self.compared:
+            WritesFolders().write(plan, content, weights, path)
+            return
+        self._converter.write(plan, content, weights, path)
+        with self._monkeypatch.context() as patched:
+            patched.setattr("engines.coreml.mil._without_passes", nullcontext)
+            other = path.with_name("with-passes.mlpackage")
+            self._converter.write(plan, content, weights, other)
+        for name in ("model.mlmodel", "weight.bin"):
+            ours, theirs = ([file.read_bytes() for file in sorted(of.rglob(name))] for of in (path, other))
+            assert len(ours) == 1
+            assert ours == theirs, f"{plan.path}: {name}"
+        shutil.rmtree(other)
+        self.compared.add(plan.role)
+
+
+@pytest.mark.parametrize("weights", ["float16", "int8"])
+def test_passes_that_are_left_out_change_nothing(
+    weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, of a package of each role: programs and weights."""
+    pytest.importorskip("coremltools", reason="writes packages (pip install joulebench[coreml])")
+    both = BothWays(monkeypatch)
+    convert_all(conversion("npumoe", both, weights=weights), tmp_path / "packages")
+    assert both.compared == {"attention", "experts"}
 
 
 # --- narrow weights --------------------------------------------------------------------------------------------------
