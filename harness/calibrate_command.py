@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from harness.elsewhere import stamp, written_somewhere
 from harness.interrupts import raise_in_command
 from harness.step_bar import StepBar
 from harness.terminal import (
@@ -74,7 +74,7 @@ def calibrate(
     raise_in_command()
     from engines.errors import EngineError
     from engines.estimator import EstimatorRecipe
-    from engines.profile_files import check_is_free
+    from engines.profile_files import check_is_free, write_profile
     from harness.calibration import CalibrationError
     from harness.calibration import calibrate as counted
     from harness.model_specs import ModelSpec
@@ -95,7 +95,7 @@ def calibrate(
         fail(f"--out {error}", EXIT_BAD_PLAN)
     except (EngineError, OSError, ValueError) as error:
         fail(str(error), EXIT_BAD_PLAN)
-    kept, trouble = _written(profile, out)
+    kept, trouble = written_somewhere(out, f"profile-{stamp()}", partial(write_profile, profile))
     if kept is None:
         fail(f"{trouble}; the profile is lost", EXIT_NOT_WRITTEN)
     if as_json:
@@ -109,22 +109,6 @@ def calibrate(
         typer.echo(f"{printable(str(kept))}: written; a plan names it as profile = {named} in [[engine]]")
     if trouble:
         fail(f"{trouble}; the profile is in {kept}", EXIT_NOT_WRITTEN)
-
-
-def _written(profile: Profile, out: Path) -> tuple[Path | None, str]:
-    """(where the profile is, what went wrong). What was counted is written elsewhere where `out` cannot be."""
-    from engines.profile_files import write_profile
-
-    name = f"profile-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    trouble = ""
-    for folder in (out, *dict.fromkeys(one / name for one in (Path.cwd(), Path(tempfile.gettempdir())))):
-        try:
-            write_profile(profile, folder)
-        except OSError as error:
-            trouble = trouble or f"--out {out}: cannot be written ({error.strerror or error})"
-        else:
-            return folder, trouble
-    return None, trouble
 
 
 def _counted(profile: Profile) -> str:

@@ -284,11 +284,12 @@ def _write(question: Question, sheets: list[Sheet], rows: list[Row], found: list
     tables = {CSV: records(rows)} | ({} if found is None else {EFFECTS_CSV: effect_records(found)})
     written = []
     try:
-        if found is None and (folder / CSV).is_file():
-            (folder / EFFECTS_CSV).unlink(missing_ok=True)  # of the table that is replaced
+        is_replaced = (folder / CSV).is_file()
         for name, table in tables.items():
             replace_text(folder / name, csv_text(pd.DataFrame(list(table)).assign(asked=question.words)))
             written.append(folder / name)
+        if found is None and is_replaced:
+            (folder / EFFECTS_CSV).unlink(missing_ok=True)  # of the table that was replaced
         written.append(write_page(question, sheets, rows, found, folder))
     except OSError as error:
         fail_unwritten(folder, error)

@@ -64,11 +64,11 @@ def history(
     try:
         with opened(directory) as found:
             runs = chosen(found, plan or (), device or (), last)
-            if html is not None:
-                _write_page(found, runs, device or (), html, beside_json=as_json)
             if as_json:
                 typer.echo(json.dumps([_record(run) for run in runs], indent=2))
-            elif html is None:
+            if html is not None:
+                _write_page(found, runs, device or (), html, beside_json=as_json)
+            elif not as_json:
                 _print(found, runs)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "runs that were read are in the index")

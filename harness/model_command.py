@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from harness.elsewhere import stamp, written_somewhere
 from harness.interrupts import raise_in_command
 from harness.terminal import (
     EXIT_BAD_PLAN,
@@ -28,6 +30,7 @@ from results.printable import printable
 from results.units import format_share
 
 if TYPE_CHECKING:
+    from engines.curves.machine import FittedMachine
     from engines.curves.rounds import Measured
 
 
@@ -78,19 +81,22 @@ def fit(
     busy = [told for unit, one in found.measured.items() if (told := _busy(unit, one)) is not None]
     if busy and not even_if_busy:
         fail(f"{'; '.join(busy)}; fit on a quiet machine, or give --even-if-busy", EXIT_DEVICE_NOT_READY)
-    try:
-        _write_both(out, found.text, points_text(found))
-    except OSError as error:
-        fail(f"{out}: cannot be written ({error.strerror or error}); give another name", EXIT_NOT_WRITTEN)
-    rows = residual_rows(found)
-    print_rows(rows, as_json, f"{out.stem}: how far the fitted prices miss what was measured")
+    print_rows(residual_rows(found), as_json, f"{out.stem}: how far the fitted prices miss what was measured")
     if not as_json:
         for told in (*busy, *doubts({unit: one.residuals for unit, one in found.fitted.items()})):
             typer.echo(f"warning: {printable(told)}", err=True)
-        typer.echo(f"{', '.join(printable(str(path)) for path in _files(out))}: written")
+    kept, trouble = written_somewhere(
+        out, f"{out.stem}-{stamp()}.toml", partial(_write_both, found, points_text(found))
+    )
+    if kept is None:
+        fail(f"{trouble}; the sheet is lost", EXIT_NOT_WRITTEN)
+    if not as_json:
+        typer.echo(f"{', '.join(printable(str(path)) for path in _files(kept))}: written")
         typer.echo(
-            f"To price with it: joulebench cross --machine {shlex.quote(printable(str(out)))} --weights {weights}"
+            f"To price with it: joulebench cross --machine {shlex.quote(printable(str(kept)))} --weights {weights}"
         )
+    if trouble:
+        fail(f"{trouble}; the sheet is in {kept}", EXIT_NOT_WRITTEN)
 
 
 def _files(out: Path) -> tuple[Path, Path]:
@@ -98,14 +104,14 @@ def _files(out: Path) -> tuple[Path, Path]:
     return out, out.with_suffix(".csv")
 
 
-def _write_both(out: Path, sheet: str, points: str) -> None:
+def _write_both(found: FittedMachine, points: str, out: Path) -> None:
     """Both or none: the same command can be given again. Raises `OSError`."""
     from results.report.files import write_new_text
 
     sheet_path, points_path = _files(out)
     write_new_text(points_path, points)
     try:
-        write_new_text(sheet_path, sheet)
+        write_new_text(sheet_path, found.text(out.stem))
     except BaseException:
         points_path.unlink()
         raise

@@ -113,9 +113,10 @@ def _write(book: Ledger, done: list[Reproduced], changed: list[Varied], folder: 
     from results.report.files import replace_text
 
     try:
-        if not changed and (folder / CSV).is_file():
-            (folder / FLIPS_CSV).unlink(missing_ok=True)  # of the table that is replaced
+        is_replaced = (folder / CSV).is_file()
         replace_text(folder / CSV, csv_text(pd.DataFrame(csv_rows(done))))
+        if not changed and is_replaced:
+            (folder / FLIPS_CSV).unlink(missing_ok=True)  # of the table that was replaced
         written = [folder / CSV]
         if changed:
             flips = pd.DataFrame(list(flip_records(changed)), columns=list(COLUMNS))

@@ -102,7 +102,7 @@ def fitted(points: list[Point]) -> FittedMachine:
     everything = Measured((*points, *copied()), 0.01, 3, 99, 0)
     unit = FittedUnit(4.0, prices, link, everything)
     sheet = sheet_of_units("mine", "fp32", 2, {"cpu": unit})
-    return FittedMachine(sheet, sheet_text(sheet, ("made of known prices",)), {"cpu": unit})
+    return FittedMachine(sheet, ("made of known prices",), {"cpu": unit})
 
 
 def test_every_price_comes_back(points: list[Point]) -> None:
@@ -135,12 +135,12 @@ def test_copies_that_take_as_long_whatever_their_size_have_a_rate_that_misses_th
 
 
 def test_the_written_sheet_is_read_as_it_was(fitted: FittedMachine) -> None:
-    again = parse_sheet(fitted.text, "mine")
+    again = parse_sheet(fitted.text("mine"), "mine")
     assert again == fitted.sheet
     assert again.fitted_weights == "fp32"
     figures = [
         figure
-        for kernel in tomllib.loads(fitted.text)["units"]["cpu"]["kernels"].values()
+        for kernel in tomllib.loads(fitted.text("mine"))["units"]["cpu"]["kernels"].values()
         for figure in kernel.values()
         if isinstance(figure, dict) and "kind" in figure
     ]
@@ -215,9 +215,9 @@ def test_a_whole_request_is_priced_by_the_written_sheet(fitted: FittedMachine, m
 
 def test_residuals_of_the_csv_follow_from_the_sheet(fitted: FittedMachine) -> None:
     """Recomputed from the two files alone: prices of the TOML times amounts of the CSV, and what is beside."""
-    kernels = tomllib.loads(fitted.text)["units"]["cpu"]["kernels"]
-    link = tomllib.loads(fitted.text)["links"]["file"]
-    cpu = tomllib.loads(fitted.text)["units"]["cpu"]
+    kernels = tomllib.loads(fitted.text("mine"))["units"]["cpu"]["kernels"]
+    link = tomllib.loads(fitted.text("mine"))["links"]["file"]
+    cpu = tomllib.loads(fitted.text("mine"))["units"]["cpu"]
     tiles = {"expert_ffn": int(cpu["row_tile"]["value"]), "scores": int(cpu["query_tile"]["value"])}
     rows = list(csv.DictReader(io.StringIO(points_text(fitted))))
     assert len(rows) == len(fitted.measured["cpu"].points)

@@ -280,6 +280,13 @@ def test_the_page_draws_each_figure_with_its_changes_and_its_numbers(runs: Path,
     assert "<td>run008</td>" in row[: row.index("</table>")]
 
 
+def test_runs_are_printed_also_where_the_page_cannot_be_written(runs: Path) -> None:
+    found = joulebench("history", str(runs), "--json", "--html", str(runs / "run000" / "run.sqlite" / "page.html"))
+    assert found.code == 7
+    assert "cannot be written" in found.problems[-1]
+    assert json.loads(found.stdout) == json.loads(joulebench("history", str(runs), "--json").stdout)
+
+
 def test_names_of_arms_stand_above_their_chart_and_not_on_each_other(tmp_path: Path) -> None:
     arms = [f"{'a-long-name-of-an-arm-' * 4}{i}" for i in range(2)]
     cells = [cell(f"c{i}", engine=arm, label=arm) for i, arm in enumerate(arms)]

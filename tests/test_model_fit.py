@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import csv
+import json
 import signal
+import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 
-from devices.models.sheet import parse_sheet
+from devices.models.sheet import load_sheet, parse_sheet
+from engines.curves import machine
 from engines.curves.host import SIZES, THIN
-from engines.curves.machine import doubts
+from engines.curves.machine import FittedMachine, doubts
 from engines.curves.pieces import emptying_bytes
 from engines.curves.prices import Residual
-from engines.curves.rounds import Piece, Point
+from engines.curves.rounds import Measured, Piece, Point
 from engines.made_models import MadeSizes
+from harness import model_command
 from tests.command import joulebench, start
 
 
@@ -75,6 +82,46 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     assert code == 130
     assert "no sheet was written" in heard.read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["heard"]
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("has_cwd", [True, False])
+def test_what_was_fitted_is_written_elsewhere_where_it_was_asked_is_no_room(
+    is_json: bool, has_cwd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody takes the name meanwhile. Minutes of measuring were lost, and no residual was shown."""
+    cwd, scratch, out = tmp_path / "here", tmp_path / "scratch", tmp_path / "mine.toml"
+    cwd.mkdir()
+    scratch.mkdir()
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    for name in ("quiet_libraries", "raise_in_command"):
+        monkeypatch.setattr(model_command, name, lambda: None)
+    copies = missed("copy", 0.25)
+    measured = Measured(tuple(one.point for one in copies), None, 1, 5, 0)
+
+    def measure(name: str, *_: object) -> FittedMachine:
+        out.write_text("another's")
+        if not has_cwd:
+            cwd.rmdir()
+        unit: Any = SimpleNamespace(measured=measured, residuals=copies)
+        return FittedMachine(load_sheet("a100").model_copy(update={"name": name}), (), {"cpu": unit})
+
+    monkeypatch.setattr(machine, "fit_machine", measure)
+    with pytest.raises(typer.Exit) as ended:
+        model_command.fit(out, quick=True, as_json=is_json)
+    assert ended.value.exit_code == 7
+    points, sheet = sorted((cwd if has_cwd else scratch).iterdir())
+    assert (points.suffix, points.stem) == (".csv", sheet.stem)
+    assert parse_sheet(sheet.read_text(), sheet.stem).units == load_sheet("a100").units
+    told = capsys.readouterr()
+    assert f"error: --out {out}: cannot be written (File exists); the sheet is in {sheet}\n" in told.err
+    assert "0.25" in told.out
+    if is_json:
+        assert [row["median_miss"] for row in json.loads(told.out)] == [0.25]
+    else:
+        assert f"joulebench cross --machine {sheet} --weights fp32" in told.out
+    assert (out.read_text(), out.with_suffix(".csv").exists()) == ("another's", False)
 
 
 @pytest.mark.slow

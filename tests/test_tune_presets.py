@@ -14,6 +14,7 @@ import vl_convert
 
 from harness.plan import PlanError
 from harness.tuning.aecs import PRESETS
+from harness.tuning.asked import _evidence
 from harness.tuning.checking import verdict_of
 from harness.tuning.choice_table import savings
 from harness.tuning.core_race import core_race
@@ -308,6 +309,9 @@ def test_nothing_that_follows_from_replayed_joules_is_certain(tmp_path: Path) ->
     assert " Not certain. The joules are replayed from a recording" in told
     assert "95 % confidence" not in told
     assert "95 % confidence" in sentence(*raced())
+    measured, one = raced()
+    assert _evidence(measured, one).is_separated
+    assert not _evidence(session, found).is_separated
     for low, high in ((0.5, 0.6), (1.5, 1.6)):
         time = CheckedRatio(phase="decode", quantity="time", ratio=1.0, low=0.99, high=1.01)
         energy = CheckedRatio(phase="decode", quantity="energy", ratio=low, low=low, high=high, method="replayed")

@@ -454,6 +454,10 @@ def test_what_a_search_found_is_no_arm_to_tune(tmp_path: Path, engine: str) -> N
     found = joulebench("tune", str(tmp_path / "plan.toml"))
     told = "error: engine: tuned:here is what a search found; write the arm that is to be tuned, or measure the profile"
     assert (found.code, found.problems) == (2, [f"{told} again with --check"])
+    beside = joulebench("tune", str(tmp_path / "plan.toml"), "--set", "nonsense").problems
+    assert len(beside) == 2
+    assert beside[0].startswith("error: --set nonsense: ")
+    assert beside[1] == f"{told} again with --check"
 
 
 def test_bad_options_are_told_at_once(tmp_path: Path) -> None:

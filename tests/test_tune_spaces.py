@@ -200,6 +200,30 @@ def test_a_chosen_arm_has_the_cores_that_were_probed_and_no_threads_of_the_plann
     assert is_beside_itself(check_plan(asked, planned, dict(planned), 2))
 
 
+@pytest.mark.parametrize(
+    ("planned", "chosen", "is_one"),
+    [
+        ({"cores": "0,1"}, {"cores": "0-1"}, True),
+        ({"cores": "0-1"}, {"cores": {"prefill": "0-1", "decode": "1,0"}}, True),
+        ({"cores": "0-1", "threads": 2}, {"cores": "0-1"}, True),
+        ({"prefill_chunk": 512}, {}, True),
+        ({"cores": "0-1", "threads": 1}, {"cores": "0-1"}, False),
+        ({"threads": {"decode": 1}, "cores": "0-1"}, {"cores": "0-1"}, False),
+        ({"cores": "0-1"}, {"cores": {"prefill": "0-1"}}, False),
+        ({"threads": 2}, {"cores": "0-1"}, False),
+    ],
+)
+def test_arms_are_one_however_they_are_written(
+    planned: dict[str, object], chosen: dict[str, object], is_one: bool
+) -> None:
+    """Pairs of one arm beside itself stood there as what a choice saves."""
+    arm = {"name": "own", "technique": {"name": "dropless"}}
+    asked = quick_plan("host", arm, "bundled:tiny-qwen3-moe", 16, 8, 1)
+    plan = check_plan(asked, arm | planned, arm | chosen, 2)
+    assert draft_plan(plan, None).problems == ()
+    assert is_beside_itself(plan) == is_one
+
+
 def test_the_page_of_a_priced_session_says_measured_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It told the processor that priced, as if that were the device's, and that pairs were measured."""
     monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))

@@ -39,15 +39,19 @@ RoundListener = Callable[[str, int, int], object]
 
 
 class FittedMachine(NamedTuple):
-    """sheet, and the same as a file. fitted: by unit."""
+    """remarks: of how it was fitted, at the top of its file. fitted: by unit."""
 
     sheet: Sheet
-    text: str
+    remarks: tuple[str, ...]
     fitted: Mapping[str, FittedUnit]
 
     @property
     def measured(self) -> Mapping[str, Measured]:
         return {unit: one.measured for unit, one in self.fitted.items()}
+
+    def text(self, name: str) -> str:
+        """As a file, which has to be called as the sheet is."""
+        return sheet_text(self.sheet.model_copy(update={"name": name}), self.remarks)
 
 
 def fit_machine(
@@ -74,7 +78,7 @@ def fit_machine(
     finally:
         torch.set_num_threads(before)
     sheet = sheet_of_units(name, form, n_threads, fitted)
-    return FittedMachine(sheet, sheet_text(sheet, _remarks(quick, fitted)), fitted)
+    return FittedMachine(sheet, _remarks(quick, fitted), fitted)
 
 
 def _told(on_round: RoundListener, unit: Unit, n_rounds: int, done: int) -> None:

@@ -230,7 +230,7 @@ def _evidence(session: SessionFound[Any], found: PhaseFound[Any]) -> PhaseEviden
         phase=found.phase,
         chosen=names[result.chosen],
         fastest=names[result.fastest],
-        is_separated=result.is_separated,
+        is_separated=result.is_separated and not session.is_by_replayed_joules(found),
         n_probes=result.n_probes,
         floor_tokens_per_s=result.floor_tokens_per_s,
         energy_unit=session.cost_unit(found),

@@ -196,13 +196,11 @@ def _base_plan(asked: Asked) -> dict[str, Any]:
             problems.append(f"--set {assignment[:80]}: {error}")
     engines = raw.get("engine")
     if profile := next((one for one in (engines if isinstance(engines, list) else [engines]) if is_tuned(one)), None):
-        raise PlanError(
-            [
-                f"engine: {profile} is what a search found; write the arm that is to be tuned, or measure the profile"
-                " again with --check"
-            ]
+        problems.append(
+            f"engine: {profile} is what a search found; write the arm that is to be tuned, or measure the profile"
+            " again with --check"
         )
-    if not (isinstance(raw.get("engine"), list) and raw["engine"] and isinstance(raw["engine"][0], dict)):
+    elif not (isinstance(raw.get("engine"), list) and raw["engine"] and isinstance(raw["engine"][0], dict)):
         problems.append("engine: missing; add [[engine]]")
     if not (isinstance(raw.get("device"), list) and raw["device"] and isinstance(raw["device"][0], dict)):
         problems.append("device: missing; add [[device]]")

@@ -12,15 +12,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.core_sets import ThreadCounts
+from harness.external.base import ExternalSpec
 from harness.opening import open_run
 from harness.plan import draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
 from harness.runner import Progress, Runner, are_contended, took_more
+from harness.schema import EngineSpec
 from harness.tuning.probing import Probe, SessionBrokenOffError, probe_of
 from harness.tuning.profile import Check, CheckedRatio
 from harness.tuning.space import AS_PLANNED
 from results.cells import usable
+from results.core_lists import parse_cores
 from results.ratios import Ratio, ratio_of_means
 from results.records import Phase
 from results.report.csv import write_csv
@@ -65,9 +69,20 @@ def check_plan(raw: Raw, planned: Raw, tuned: Raw, n_pairs: int) -> Raw:
 
 
 def is_beside_itself(raw: Raw) -> bool:
-    """Whether both arms of such a plan are one."""
-    first, second = ({**arm, "name": ""} for arm in raw["engine"])
-    return first == second
+    """Whether both arms of such a plan are one, however each of them is written."""
+    arms = [_in_full(part.spec) for part in draft_plan(raw).parts.engines]
+    return len(arms) == 2 and arms[0] == arms[1]
+
+
+def _in_full(arm: EngineSpec | ExternalSpec) -> Raw:
+    """All that it computes with, but for its name. A phase has a thread for each of its cores where none are given."""
+    keys = arm.model_dump(exclude={"name"})
+    if isinstance(arm, EngineSpec) and arm.cores is not None:
+        threads = arm.threads or ThreadCounts.model_construct()
+        keys["threads"] = {
+            phase: getattr(threads, phase) or (own and len(parse_cores(own))) for phase, own in arm.cores
+        }
+    return keys
 
 
 def run_check(

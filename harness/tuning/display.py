@@ -220,7 +220,7 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
         open_ones = [names[one.arm] for one in result.standings if one.state in ("undecided", "as good")]
         told = f" ({', '.join(open_ones[:4])})" if open_ones else ""
         sure = f" Not certain: {result.n_probes} probes were spent before all others were told apart{told}."
-    if found.method == "replayed" and options.needs_joules:
+    if session.is_by_replayed_joules(found):
         sure = f" Not certain.{REPLAYED_WORDS}"
     if n_failed:
         sure += f" {n_failed} left the search; their reasons stand with the candidates."

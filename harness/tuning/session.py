@@ -120,6 +120,10 @@ class SessionFound(Generic[Arm]):
         """Of the energy that candidates were judged by, of a token. A heuristic tells joules, whatever a meter does."""
         return "J/token" if self.options.alpha == 1.0 else found.energy_unit
 
+    def is_by_replayed_joules(self, found: PhaseFound[Arm]) -> bool:
+        """A recording does not know which arm runs: nothing that follows from it is certain."""
+        return found.method == "replayed" and self.options.needs_joules
+
     def cost_method(self, found: PhaseFound[Arm]) -> str | None:
         """Of the energy that candidates were judged by. None: no meter, and no heuristic; or it was not asked."""
         alpha = self.options.alpha
