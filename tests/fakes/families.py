@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.fakes.random_models import SIZES, Written, copy_tokenizer
+from tests.fakes.random_models import SIZES, copy_tokenizer
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 MOE = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
@@ -48,10 +48,6 @@ PHI_MOE = {
     "router_jitter_noise": 0.2,
 }
 GPT_OSS = {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16, "sliding_window": 24}
-
-
-WRITTEN: dict[str, Written] = {}
-"""What this process has made already, by its case."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +151,6 @@ CASES: dict[str, FamilyCase] = {
 
 def write_family(folder: Path, case: FamilyCase) -> Any:
     """Writes a folder and returns the transformers model (fp32) that it came from."""
-    key = repr(case)
-    if key not in WRITTEN:
-        WRITTEN[key] = Written.by(lambda own: _write(own, case))
-    return WRITTEN[key].into(folder)
-
-
-def _write(folder: Path, case: FamilyCase) -> Any:
     import transformers
 
     config_class = getattr(transformers, case.family + ("TextConfig" if case.family == "Llama4" else "Config"))

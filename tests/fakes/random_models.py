@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from collections.abc import Callable
-from copy import deepcopy
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -45,39 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Written(NamedTuple):
-    """files: by name. model: as it was saved."""
-
-    files: dict[str, bytes]
-    model: Any
-
-    @classmethod
-    def by(cls, write: Callable[[Path], Any]) -> Written:
-        """Whoever draws behind it draws the same, whether it was made before or not."""
-        with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
-            model = write(Path(folder))
-            return cls({path.name: path.read_bytes() for path in Path(folder).iterdir()}, model)
-
-    def into(self, folder: Path) -> Any:
-        """The model returned is the caller's own."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, held in self.files.items():
-            (folder / name).write_bytes(held)
-        return deepcopy(self.model)
-
-
 def write_random_model(folder: Path, kind: str, max_shard_size: str = "1GB") -> Any:
     """Writes a folder and returns the transformers model (fp32) that it came from."""
-    return _random_model(kind, max_shard_size).into(folder)
-
-
-@cache
-def _random_model(kind: str, max_shard_size: str) -> Written:
-    """Made once in a process: transformers takes a tenth of a second, and many tests read the same."""
-    return Written.by(lambda folder: _write(folder, kind, max_shard_size))
-
-
-def _write(folder: Path, kind: str, max_shard_size: str) -> Any:
     import transformers
 
     family = kind.split("-")[0]
