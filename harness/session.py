@@ -224,7 +224,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *not_scored,
             *arm.unmeasured.notes,
             *remarks_on(energies.readings),
-            *met_alike(window.traces, window.completions),
+            *met_alike(window.traces, window.completions, energies.readings),
             *lost,
             *((BUSY_IDLE,) if was_busy or is_busy else ()),
             *_others_on_gpus(arm.engine, conditions),

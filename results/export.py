@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,9 +88,11 @@ def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path
         if with_traces:
             found.append(_written(directory / f"{TRACES}.parquet", _traces(run)))
         replace_text(_half(card), card_text(run, derived, found))
-        for path in (*(one.path for one in found), card):
-            if path.exists():
-                shutil.copymode(path, _half(path))
+        # A card was always its owner's alone at first, and tables once were not: where it still is, nobody gave rights.
+        if card.exists() and stat.S_IMODE(card.stat().st_mode) & ~0o600:
+            for path in (*(one.path for one in found), card):
+                if path.exists():
+                    shutil.copymode(path, _half(path))
         card.unlink(missing_ok=True)
         for name in WHAT.keys() - {one.path.stem for one in found}:
             (directory / f"{name}.parquet").unlink(missing_ok=True)

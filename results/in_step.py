@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from results.records import Completion, PowerTrace
+from results.records import Completion, EnergyReading, PowerTrace
 from results.regular import pattern_at
 
 Array = NDArray[np.float64]
@@ -25,6 +25,7 @@ UNMET_SHARE = 0.5
 """Of a request's time, in one piece."""
 BY_CHANCE = 0.003
 """Renewals at any time leave so large a piece unmet in so few windows."""
+IN_STEP = " nearly in step"
 REGULAR = 0.5
 """Of the readings' variance: requests that explain less of it are not what they show."""
 
@@ -45,20 +46,29 @@ def uneven_w2(traces: Iterable[PowerTrace], completions: Sequence[Completion]) -
     return off_w**2
 
 
-def met_alike(traces: Iterable[PowerTrace], completions: Sequence[Completion]) -> tuple[str, ...]:
-    """Of each meter whose renewals came at the same moment of each request: what is to be said of its joules."""
+def met_alike(
+    traces: Iterable[PowerTrace], completions: Sequence[Completion], readings: Iterable[EnergyReading]
+) -> tuple[str, ...]:
+    """Of each meter whose renewals came at the same moment of each request: what is to be said of its joules. readings:
+    where a meter has none, nothing is said."""
+    told = {reading.meter for reading in readings if reading.phase == "all" and reading.energy_j is not None}
     starts_s = _starts_s(completions)
     found = {}
     for trace in traces:
         share = unmet_share(_renewals(trace)[0], starts_s)
-        if share is not None:
+        if share is not None and trace.meter in told:
             found[trace.meter] = (
                 f"energy of {trace.meter}: it renews its value every {trace.update_period_s:.3g} s, and met requests"
-                f" nearly in step: {100 * share:.0f} % of a request's time was never seen. If it shows instants, its"
+                f"{IN_STEP}: {100 * share:.0f} % of a request's time was never seen. If it shows instants, its"
                 " figures may be wrong by far more than their ±; ask requests of several lengths, or take a faster"
                 " meter"
             )
     return tuple(found.values())
+
+
+def is_met_alike(note: str) -> bool:
+    """Whether a trial's note is one of `met_alike`."""
+    return note.startswith("energy of ") and IN_STEP in note
 
 
 def _starts_s(completions: Sequence[Completion]) -> Array:
@@ -66,9 +76,11 @@ def _starts_s(completions: Sequence[Completion]) -> Array:
 
 
 def _renewals(trace: PowerTrace) -> tuple[Array, Array]:
-    """When it had a new value, and which; none of a meter that has one at each reading, or tells no power."""
+    """When it had a new value, and which; none of a meter that has one at each reading, tells no power, or averages
+    over all of its update."""
     is_gauge = trace.kind in ("held", "power") and trace.method not in ("modelled", "replayed")
-    if not is_gauge or trace.update_period_s == 0 or len(trace.times_s) < 2:
+    misses = trace.update_period_s > (trace.averaged_s or 0.0)  # a mean over each update has seen all of it
+    if not is_gauge or not misses or len(trace.times_s) < 2:
         return np.array([]), np.array([])
     is_new = np.ones(len(trace.times_s), dtype=np.bool_)
     if trace.kind == "power":

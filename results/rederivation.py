@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from results.cells import trials_of, usable
 from results.cpu_time import foreign_share, with_cpu_joules
 from results.derivation import PricedBy, derived_by, energies_of, is_by_this_code, remarks_on
+from results.in_step import is_met_alike, met_alike
 from results.records import PowerTrace
 from results.runs import RunData
 from results.tables import tidy
@@ -159,7 +160,9 @@ def _derived(run: RunData, trial: Trial, again: Computed) -> tuple[Trial, str | 
             run.lost_traces[trial.trial_id] = NO_TRACES
         return trial.model_copy(update=shared), NO_TRACES if trial.energy else None
     remarks = remarks_on(trial.energy)
-    notes = (*(note for note in trial.notes if note not in remarks), *remarks_on(found.readings))
+    kept = (note for note in trial.notes if note not in remarks and not is_met_alike(note))
+    alike = met_alike(with_cpu_joules(parts, WINDOW), new.completions, found.readings)
+    notes = (*kept, *remarks_on(found.readings), *alike)
     changed: dict[str, object] = {"energy": found.readings, "idle": found.idle, "notes": notes}
     changed |= {"derived_by": derived_by(priced_by)}
     return new.model_copy(update=changed | shared), None

@@ -130,6 +130,14 @@ def test_only_its_owner_may_read_an_export_unless_they_let_others(tmp_path: Path
     assert modes == [{0o600}, {0o644}]
 
 
+def test_tables_that_an_earlier_version_left_open_are_closed(tmp_path: Path) -> None:
+    """Their card was their owner's alone, and they had the rights of any new file."""
+    for path in export(run([cell()], [trial()]), tmp_path)[1:]:  # behind the card
+        path.chmod(0o644)
+    again = export(run([cell()], [trial()]), tmp_path)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in again} == {0o600}
+
+
 def test_nothing_of_an_earlier_export_stays_beside_another_card(finished_run: FinishedRun, tmp_path: Path) -> None:
     """A run of endurance and the traces were there before."""
     for name in ("endurance", "endurance_steps", "traces", "my_own"):

@@ -139,13 +139,13 @@ def test_several_tokens_of_a_chunk_share_its_stamp() -> None:
         chunks = [chunk(""), *(chunk(text, **with_ids) for text, with_ids in zip(halves, more, strict=True)), end()]
         whole = stream(*chunks, usage(n, 4, 0))
         cut = whole.rindex(b"data: ", 0, whole.index(halves[1].encode()))
-        with scripted(slowly([whole[:cut], whole[cut:]], 0.05)) as server:
+        with scripted(slowly([whole[:cut], whole[cut:]], 0.4)) as server:
             through = client(server.url, flavour=flavour)
             found = through.run(request(4), unheard)
         times = found.token_times_s
         assert found.token_ids == tuple(ids)
         assert times[0] == times[1] < times[2] == times[3]
-        assert times[2] - times[0] > 0.03
+        assert times[2] - times[0] > 0.2
         assert found.prefill_end_s == times[0]
         # Of the four one came with the first, and two behind it.
         assert found.tpot_s == pytest.approx((times[2] - times[0]) / 2)
@@ -162,7 +162,7 @@ def test_a_running_count_places_tokens_of_which_no_ids_were_told() -> None:
     ]
     whole = stream(*told, end(), usage(n, 4, 0))
     cut = whole.index(event(told[1]))
-    with scripted(slowly([whole[:cut], whole[cut:]], 0.05)) as server:
+    with scripted(slowly([whole[:cut], whole[cut:]], 0.4)) as server:
         times = client(server.url, flavour="openai").run(request(4), unheard).token_times_s
     assert times[0] == times[1] < times[2] == times[3]
 
@@ -178,7 +178,7 @@ def test_chunks_that_a_proxy_or_the_kernel_joined_share_a_stamp(flavour: str) ->
     ]
     whole = stream(*told, end(), usage(n, 4, 0))
     third = whole.index(event(told[2]))
-    with scripted(slowly([whole[:third], whole[third:]], 0.05)) as server:
+    with scripted(slowly([whole[:third], whole[third:]], 0.4)) as server:
         through = client(server.url, flavour=flavour)
         found = through.run(request(4), unheard)
     times = found.token_times_s
@@ -201,7 +201,7 @@ def test_an_answer_that_a_proxy_held_until_its_end_has_no_time_per_token() -> No
 
 @pytest.mark.parametrize("flavour", ["vllm", "openai"])
 def test_an_end_token_that_is_counted_and_not_shown_came_with_the_end(flavour: str) -> None:
-    """Three tokens: two and the end token, 0.05 s apart. So TPOT is half of both gaps."""
+    """Three tokens: two and the end token, 0.4 s apart. So TPOT is half of both gaps."""
     n, tokenizer = len(request().prompt_ids), checkpoint().tokenizer
     ids = tokenizer.encode(" the rain")
     told = [
@@ -210,7 +210,7 @@ def test_an_end_token_that_is_counted_and_not_shown_came_with_the_end(flavour: s
     whole = stream(*told, end("stop"), usage(n, 3, 0))
     second, third = whole.index(event(told[1])), whole.index(event(end("stop")))
     parts = [whole[:second], whole[second:third], whole[third:]]
-    with scripted(slowly(parts, 0.05)) as server:
+    with scripted(slowly(parts, 0.4)) as server:
         found = client(server.url, flavour=flavour).run(request(8), unheard)
     assert found.token_ids == (*ids, tokenizer.eos_token_ids[0])
     first_s, second_s, third_s = found.token_times_s
