@@ -193,3 +193,26 @@ def test_joules_that_no_longer_come_out_are_told_as_none(tmp_path: Path) -> None
     assert (found["derived"], found["changed"], found["kept"]) == (1, 1, [])
     (whole,) = (c for c in found["changes"] if c["metric"] == "energy, all, m, counter")
     assert (whole["stored"], whole["now"]) == (6.0, None)
+
+
+def test_a_gauge_in_step_with_requests_is_told_though_the_run_did_not_and_a_note_of_before_goes(tmp_path: Path) -> None:
+    """12 requests of 20 s, of which a gauge saw an instant each; and a counter, of which a note said the same."""
+    starts_s = np.arange(12) * 20.0
+    done = [completion("s", s, token_times_s=(s + 1.0, s + 20.0)) for s in starts_s.tolist()]
+    at_s = np.arange(-36.0, 260.0, 20.0)
+    gauge = PowerTrace(
+        "g", "total", "held", "battery gauge", at_s, 5.0 + 0.01 * (np.arange(len(at_s)) % 7), 0.5,
+        update_period_s=20.0, relative_accuracy=0.0,
+    )  # fmt: skip
+    stale = "energy of m: it renews its value every 20 s, and met requests nearly in step: what stood there"
+    ends = {"completions": done, "window_start_s": 0.0, "window_end_s": 240.0}
+    silent = trial("c1", 0, energy=(), notes=("kept",), **ends)
+    told = trial("c2", 0, energy=(), notes=(stale, "kept"), **ends)
+    steady = counter(5.0, "total", -1.0, 241.0)
+    folder = stored_run(tmp_path / "run", (silent, {"window": [gauge]}), (told, {"window": [steady]}))
+    with Store.view(folder) as store:
+        notes = {t.cell_id: t.notes for t in rederived(store.data()).run.trials}
+    assert notes["c2"] == ("kept",)
+    kept, added = notes["c1"]
+    assert kept == "kept"
+    assert added.startswith("energy of g: it renews its value every 20 s, and met requests nearly in step")
