@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from devices.base import Clock, Device, DeviceError, Tended, TransientDeviceError
 from devices.boundary import library_errors
 from devices.state_watch import changes, watched
+from harness.elsewhere import places, stamp
 from harness.windows import raw_traces, running_meters, window_marks
 from results.derivation import energy_of_spans
 from results.environments import Conditions
@@ -125,9 +125,7 @@ def target_problem(path: Path) -> str | None:
 def write_recording(recording: Recording, path: Path) -> Written:
     """The trace file, and a picture of it beside it. Where a file cannot be written there, it is written elsewhere."""
     troubles = []
-    name = f"recording-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.parquet"
-    folders = dict.fromkeys((path.parent.absolute(), Path.cwd(), Path(tempfile.gettempdir())))
-    for target in (path, *(folder / name for folder in folders)):
+    for target in (path, *places(f"recording-{stamp()}.parquet", path.parent)):
         try:
             with library_errors(str(target), "pyarrow"):
                 _write_file(recording, target)

@@ -1,229 +1,28 @@
-"""A pass over the schedule: a year of it on a fake clock, and what becomes of each end that a run can have."""
+"""A pass over the schedule: what becomes of each end that a run can have."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
-from harness.schedule.due import Ended, Happened, NotNowError, next_at, run_due
+from harness.schedule.due import Ended, Happened, NotNowError, next_at
 from harness.schedule.entries import Book, Entry, Kept
-from harness.schedule.times import Every, QuietHours, Rhythm, zone_of
-
-START = datetime(2026, 1, 1, 12, tzinfo=UTC)
-N_TRIALS = 3
-
-
-def entry(name: str = "night", **changes: object) -> Entry:
-    made = Entry(
-        name=name, plan="/plan.toml", plan_sha256="aa", folder="/", out="/runs", carried=(), environment={},
-        rhythm=Rhythm(every=Every(n=1, unit="d"), first="2026-01-01T02:30", zone="Europe/Berlin"),
-    )  # fmt: skip
-    return made.model_copy(update=changes)
-
-
-class Killed(BaseException):
-    """kill -9."""
-
-
-class FakeWorld:
-    """A clock that is set, plans that change, runs of three trials in folders that remember."""
-
-    def __init__(self, now: datetime) -> None:
-        self.true = now
-        self.offset = timedelta()
-        self.digest: str | None = "aa"
-        self.trials: dict[Path, int] = {}
-        self.begun: list[tuple[str, Path, datetime]] = []
-        """Runs that were not gone on with: (entry, folder, the clock)."""
-        self.ended: Counter[Path] = Counter()
-        self.resumed: list[Path] = []
-        self.told: list[str] = []
-        self.codes: list[int | str] = []
-        """How the next runs end."""
-        self.not_now: NotNowError | None = None
-
-    def now(self) -> datetime:
-        return self.true + self.offset
-
-    def plan_sha256(self, entry: Entry) -> str | None:
-        return self.digest
-
-    def holds_run(self, folder: Path) -> bool:
-        return folder in self.trials
-
-    @contextmanager
-    def devices(self, entry: Entry) -> Iterator[None]:
-        if self.not_now is not None:
-            raise self.not_now
-        yield
-
-    def run(self, entry: Entry, folder: Path, resume: bool) -> Ended:
-        # `joulebench run` refuses both: to begin where there is a run, and to go on where there is none.
-        assert resume == (folder in self.trials)
-        code = self.codes.pop(0) if self.codes else 0
-        if code in (2, 4):
-            return Ended(code, "no")  # type: ignore[arg-type]
-        if not resume:
-            self.begun.append((entry.name, folder, self.now()))
-        else:
-            self.resumed.append(folder)
-        self.trials.setdefault(folder, 0)
-        if isinstance(code, str) or code not in (0, 5, 6):
-            self.trials[folder] = min(N_TRIALS, self.trials[folder] + 1)
-            if code == "killed":
-                raise Killed
-            return Ended(code, "it broke")  # type: ignore[arg-type]
-        self.trials[folder] = N_TRIALS
-        self.ended[folder] += 1
-        return Ended(code, "3 trials failed" if code else "")
-
-    def tell(self, entry: Entry, message: str) -> str | None:
-        self.told.append(message)
-        return None
-
-
-def book_with(folder: Path, *entries: Entry) -> Book:
-    book = Book(folder)
-    for one in entries:
-        with book.lock(one.name):
-            book.write(Kept(entry=one))
-    return book
-
-
-def one_pass(book: Book, world: FakeWorld) -> list[Happened]:
-    return run_due(book, world, lambda one: None)
-
-
-# --- a year ----------------------------------------------------------------------------------------------------------
-
-
-class LoseAnything(FakeWorld):
-    """May be killed at each step, by chance."""
-
-    def __init__(self, now: datetime, chance: random.Random, deadly: float) -> None:
-        super().__init__(now)
-        self.chance = chance
-        self.deadly = deadly
-
-    def may_die(self) -> None:
-        if self.chance.random() < self.deadly:
-            raise Killed
-
-    def plan_sha256(self, entry: Entry) -> str | None:
-        self.may_die()
-        return self.digest
-
-    def run(self, entry: Entry, folder: Path, resume: bool) -> Ended:
-        self.may_die()
-        if self.chance.random() < self.deadly:
-            self.codes = ["killed"]
-        elif self.chance.random() < 0.05:
-            self.codes = [self.chance.choice([1, 4, 5, -9, 143])]
-        ended = super().run(entry, folder, resume)
-        self.true += timedelta(minutes=self.chance.randint(0, 180))
-        self.may_die()
-        return ended
-
-
-class MortalBook(Book):
-    """A kill just before or just after a file is replaced."""
-
-    world: LoseAnything
-
-    def write(self, kept: Kept) -> None:
-        self.world.may_die()
-        super().write(kept)
-        self.world.may_die()
-
-
-ENTRIES = (
-    entry("berlin"),
-    entry(
-        "new-york",
-        rhythm=Rhythm(every=Every(n=2, unit="d"), first="2026-01-01T02:30", zone="America/New_York"),
-        quiet=(QuietHours(since="22:00", until="06:00"),),
-    ),
-    entry("lord-howe", rhythm=Rhythm(every=Every(n=1, unit="w"), first="2026-01-03T02:15", zone="Australia/Lord_Howe")),
-    entry("twelve", rhythm=Rhythm(every=Every(n=12, unit="h"), first="2026-01-01T00:00:00+00:00", zone="UTC")),
+from harness.schedule.times import Every, QuietHours, Rhythm
+from tests.fakes.schedule_world import (
+    N_TRIALS,
+    START,
+    FakeWorld,
+    Killed,
+    LoseAnything,
+    MortalBook,
+    book_with,
+    entry,
+    one_pass,
 )
-STEPS = (timedelta(minutes=-7), timedelta(hours=-5), timedelta(days=-3), timedelta(hours=5), timedelta(days=40))
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=6,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.03]), st.booleans())
-def test_a_year_loses_no_run_and_doubles_none(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, deadly: float, steps: bool
-) -> None:
-    """Looks at irregular times, weeks without any, kills at every step, the clock set back, ahead and right."""
-    chance = random.Random(seed)
-    world = LoseAnything(START, chance, deadly)
-    book = MortalBook(tmp_path_factory.mktemp("year"))
-    world.deadly = 0.0
-    book.world = world
-    for one in ENTRIES:
-        with book.lock(one.name):
-            book.write(Kept(entry=one))
-    world.deadly = deadly
-    since_step = world.now()
-    owed: set[Path] = set()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)  # no power fails here, and a year has thousands
-        while world.true < START + timedelta(days=365):
-            away = chance.random() < 0.01
-            world.true += timedelta(weeks=chance.randint(1, 4)) if away else timedelta(hours=chance.uniform(0.2, 16))
-            if steps and chance.random() < 0.02:
-                world.offset = chance.choice(STEPS) if not world.offset else timedelta()
-                since_step = world.now()
-            if clean(book, world):
-                for one in ENTRIES:
-                    number = one.rhythm.latest(world.now())
-                    if is_quiet(one, world.now()) or number < 0 or one.rhythm.at(number) <= since_step:
-                        continue
-                    owed.add(one.run_folder(number))
-    for name, folder, clock in world.begun:
-        own = next(one for one in ENTRIES if one.name == name)
-        number = own.rhythm.latest(clock)
-        assert folder == own.run_folder(number), "a run stands for the last time that has come"
-        assert not is_quiet(own, clock)
-    begun = Counter(folder for _, folder, _ in world.begun)
-    assert set(begun.values()) == {1}, "no time has two runs"
-    lost = owed - world.ended.keys()
-    assert not lost
-    assert len(owed) > 300
-
-
-def clean(book: Book, world: LoseAnything) -> bool:
-    """Looks until a look neither is killed nor has anything left that could be run: whether it came so far."""
-    for _ in range(8):
-        try:
-            happened = one_pass(book, world)
-        except Killed:
-            continue
-        if not any(one.kind in ("done", "failed") or one.code for one in happened):
-            return True
-    return False
-
-
-def is_quiet(one: Entry, clock: datetime) -> bool:
-    """In its own words: New York's nights."""
-    return bool(one.quiet) and not 6 <= clock.astimezone(zone_of(one.rhythm.zone)).hour < 22
-
-
-# --- single steps ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -303,22 +303,6 @@ def test_two_sessions_do_not_share_a_device(state: Path, profile: TunedProfile) 
         lock.release()
 
 
-def test_an_option_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
-    found = joulebench("tune", "plan.toml", "--model", "/other", "--requests", "9")
-    told = [line.split(":")[1].strip() for line in found.problems]
-    assert told == ["--model", "--requests", "plan.toml"]  # the options, and that there is no such plan
-    found = joulebench("tune", "--check", "here", "--slowdown", "20%")
-    assert "--slowdown: has no part in --check" in found.stderr
-
-
-@pytest.mark.parametrize("pairs", ["0", "1"])
-def test_a_check_of_fewer_pairs_than_two_is_refused(pairs: str) -> None:
-    found = joulebench("tune", "--check", "here", "--pairs", pairs)
-    assert found.code == 2
-    (problem,) = found.problems
-    assert problem.startswith(f"error: --pairs {pairs}: a check needs 2 pairs or more")
-
-
 def test_a_check_measures_again_and_reads_no_old_one(session: Path, profile: TunedProfile) -> None:
     found = joulebench("tune", "--check", "here", "--out", str(session / "check"))
     assert found.code == 2
@@ -376,45 +360,6 @@ def test_a_choice_is_not_lost_behind_a_check_that_was_disturbed_throughout(
     assert read_profile(folder / "tuned.json") == kept
 
 
-def test_problems_of_options_and_of_the_plan_are_told_together_and_once(tmp_path: Path) -> None:
-    away = str(tmp_path / "away")
-    bad = ("--slowdown", "much", "--name", "a b", "--model", away, "--engine", "none")
-    found = joulebench("tune", *bad, "--search", "aecs", "--constant", "alpha=x", "--constant", "beta=1")
-    assert found.code == 2
-    told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
-    cores = ["--slowdown much", "--name a b", "--constant alpha=x", "--constant beta=1"]
-    assert told == [*cores, "--engine none", "model.source"]
-    found = joulebench(
-        "tune",
-        *bad,
-        "--search",
-        "aecs",
-        "--constant",
-        "alpha=1",
-        "--space",
-        "engine.cores=1",
-        "--space",
-        "device.x=[1]",
-    )
-    told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
-    swept = ["--slowdown much", "--name a b", "--search aecs", "--constant alpha=1", "--engine none"]
-    assert told == [*swept, "model.source", "--space engine.cores=1", "--space device.x"]
-
-
-def test_a_key_that_the_engine_has_not_is_told_beside_what_else_is_wrong() -> None:
-    found = joulebench("tune", "--name", "a b", "--space", "engine.nope=[1,2]", "--space", "engine.threads=[1,2]")
-    assert ["--name a b" in found.problems[0], "nope" in found.problems[1], len(found.problems)] == [True, True, 2]
-
-
-def test_a_plan_that_is_wrong_is_told_whole_and_once_and_not_once_a_candidate(tmp_path: Path) -> None:
-    found = joulebench("tune", "--device", "nope", "--engine", "none", "--model", str(tmp_path / "away"))
-    assert found.code == 2
-    told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
-    assert sorted(told) == ["--engine none", "device[0].name", "model.source"]
-    (told_near,) = joulebench("tune", "--engine", "llamacpp").problems
-    assert "did you mean llama.cpp?" in told_near
-
-
 def test_a_limit_that_nothing_meets_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
     out = str(tmp_path / "out")
@@ -430,43 +375,9 @@ def test_an_accuracy_floor_of_a_workload_that_is_not_scored_is_refused_before_an
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("engine", ["dropless", "llama.cpp"])
-def test_an_engine_that_does_not_go_onto_the_phone_is_refused_before_the_phone_is_asked(engine: str) -> None:
-    found = joulebench("tune", "--device", "adb:FAKE0001", "--engine", engine)
-    assert found.code == EXIT_BAD_PLAN
-    assert "no engine of the plan goes onto it" in found.stderr
-
-
 def test_pairs_of_a_check_that_was_begun_stay_so_many(session: Path) -> None:
     """It was told to take another --out, and every probe would have been made again."""
     many = [{"2": "4"}.get(one, one) if SMALL[i - 1] == "--pairs" else one for i, one in enumerate(SMALL)]
     found = joulebench("tune", "--out", str(session), *many, "--resume")
     told = f"error: --pairs 4: {session / 'check'} was begun with 2; give --pairs 2, or --pairs 0 and then"
     assert (found.code, found.problems) == (2, [f"{told} `joulebench tune --check here --pairs 4`"])
-
-
-@pytest.mark.parametrize("engine", ['engine = "tuned:here"', 'engine = ["tuned:here"]'])
-def test_what_a_search_found_is_no_arm_to_tune(tmp_path: Path, engine: str) -> None:
-    """It was told that [[engine]] is missing."""
-    (tmp_path / "plan.toml").write_text(
-        f'schema = 1\n{engine}\n[model]\nsource = "{MODEL}"\n[[device]]\nname = "host"\n'
-    )
-    found = joulebench("tune", str(tmp_path / "plan.toml"))
-    told = "error: engine: tuned:here is what a search found; write the arm that is to be tuned, or measure the profile"
-    assert (found.code, found.problems) == (2, [f"{told} again with --check"])
-    beside = joulebench("tune", str(tmp_path / "plan.toml"), "--set", "nonsense").problems
-    assert len(beside) == 2
-    assert beside[0].startswith("error: --set nonsense: ")
-    assert beside[1] == f"{told} again with --check"
-
-
-def test_bad_options_are_told_at_once(tmp_path: Path) -> None:
-    found = joulebench("tune", "--slowdown", "much", "--objective", "cheap", "--weights-limit", "big")
-    assert found.code == 2
-    assert len(found.problems) == 3
-    assert joulebench("tune", "--seed", "-1").code == 2
-    found = joulebench("tune", "--space", "workload.limit=[1,2]", "--space", "engine.prefill_chunk=64")
-    assert [line.split(":")[0] for line in found.problems] == ["error"] * 2
-    for options in (("--exhaustive",), ("--objective", "latency"), ("--space", "engine.threads=[1,2]")):
-        (problem,) = joulebench("tune", "--search", "aecs", *options).problems
-        assert "aecs" in problem
