@@ -285,7 +285,8 @@ class BothWays:
 def test_passes_that_are_left_out_change_nothing(
     weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, of a package of each role: programs and weights."""
+    """Bit for bit, programs and weights: of the roles that the bundled model has. With the passes that coremltools runs
+    by itself it fails."""
     pytest.importorskip("coremltools", reason="writes packages (pip install joulebench[coreml])")
     both = BothWays(monkeypatch)
     convert_all(conversion("npumoe", both, weights=weights), tmp_path / "packages")
