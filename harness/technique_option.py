@@ -10,7 +10,7 @@ from harness.terminal import EXIT_BAD_PLAN, fail
 if TYPE_CHECKING:
     from engines.techniques.base import TechniqueParameters
 
-TECHNIQUE_HELP = "As in a plan: dropless, or '{ name = \"dropping\", capacity_factor = 1.5 }'."
+TECHNIQUE_HELP = "As in a plan: dropless, or '{ name = \"dropping\", factor = 1.5 }'."
 
 
 def technique_of(text: str) -> TechniqueParameters:

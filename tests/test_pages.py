@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from devices.models.sheet import parse_sheet
 from harness.commands import app
 from harness.plan import draft_plan
+from harness.technique_option import technique_of
 from tests.plans import raw_plan
 
 ROOT = Path(__file__).parent.parent
@@ -136,3 +137,22 @@ def test_plans_and_sheets_of_a_page_have_known_keys(page: Path) -> None:
                 told = draft_plan(raw_plan(**raw)).problems
                 # What a plan names may not be on this machine.
                 assert [problem for problem in told if "unknown" in problem or "must" in problem] == []
+
+
+def options_of_commands(command: Any) -> Iterator[Any]:
+    if isinstance(command, TyperGroup):
+        for name in command.commands:
+            yield from options_of_commands(command.commands[name])
+    else:
+        yield from command.params
+
+
+def test_techniques_that_a_help_shows_are_some() -> None:
+    shown = [
+        text
+        for option in options_of_commands(typer.main.get_command(app))
+        if option.name == "technique"
+        for text in re.findall(r"'(\{ name = .*? \})'", option.help or "")
+    ]
+    assert len(shown) == 2
+    assert [technique_of(text).name for text in shown] == [re.findall(r'"(.*?)"', text)[0] for text in shown]
