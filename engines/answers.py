@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
+from engines.kernels.native import Largest
 from engines.model.tokenizer import Tokenizer
 from engines.sampling import check_sampling, choose_token
 from results.records import Completion, Request
@@ -100,10 +101,11 @@ class Generation:
         self._times_s: list[float] = []
         self._remedy = limits.remedy
 
-    def take(self, logits_AL: Tensor) -> None:
-        """Chooses the next token. Raises `EngineError` where the logits are no numbers to choose by."""
+    def take(self, logits_AL: Tensor, largest: Largest | None = None) -> None:
+        """Chooses the next token. largest: of the last row's logits, where it is known. Raises `EngineError` where they
+        are no numbers to choose by."""
         try:
-            token = choose_token(logits_AL[-1], self.request.sampling, self._generator)
+            token = choose_token(logits_AL, self.request.sampling, self._generator, largest)
         except EngineError as error:
             n = len(self.token_ids) + 1
             raise EngineError(f"request {self.request.request_id}, token {n}: {error}: {self._remedy}") from error
@@ -169,7 +171,7 @@ class Loglikelihood:
         self._is_greedy = True
         self._remedy = limits.remedy
 
-    def take(self, logits_AL: Tensor) -> None:
+    def take(self, logits_AL: Tensor, largest: Largest | None = None) -> None:
         """Adds the next continuation tokens. Raises `EngineError` where their logits are no numbers."""
         target_A = self._continuation_C[self._n_seen : self._n_seen + len(logits_AL)].to(logits_AL.device)
         log_probability_AL = torch.log_softmax(logits_AL, dim=-1)

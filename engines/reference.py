@@ -26,8 +26,7 @@ from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
 from engines.model.held_weights import active_weights, held_weights, remedy, rounding_of
 from engines.model.rope_config import LongRope, LongScaling
-from engines.model.step_plans import StepPlans
-from engines.model.transformer import KeyValueCache, Transformer, model_of
+from engines.model.transformer import Decoded, KeyValueCache, Transformer, model_of
 from engines.observers import LayerObserver, StepObserver
 from engines.prefix import HeldTokens, reusable
 from engines.profile import Profile
@@ -342,7 +341,7 @@ class ReferenceEngine:
         self._cores.enter(phase)
         read = reading(parts)
         caches = [sequence.cache for sequence, _ in parts]
-        logits_AL, plans = self._computed(read, caches, technique, phase)
+        logits_AL, plans, largest = self._computed(read, caches, technique, phase)
         for (sequence, _), token_ids in zip(parts, read.chunks, strict=True):
             if sequence.held is not None:
                 sequence.held.add(token_ids, phase)
@@ -353,13 +352,13 @@ class ReferenceEngine:
             return
         shares = [logits_AL] if len(read.asking) == 1 else torch.split(logits_AL, read.n_asked)
         for answer, share_AL in zip(read.asking, shares, strict=True):
-            answer.take(share_AL)
+            answer.take(share_AL, largest)
         stamp(read.asking, self._now_s, on_phase)
 
     def _computed(
         self, read: Reading, caches: Sequence[KeyValueCache], technique: Technique, phase: ChunkPhase
-    ) -> tuple[Tensor | None, StepPlans]:
-        """Logits of the rows that are asked about, None where there are none, and what the layers did."""
+    ) -> Decoded:
+        """Logits of the rows that are asked about."""
         if phase == "decode" and self.layer_observer is None:
             token_ids = [ids[0] for ids in read.chunks]
             if len(token_ids) == 1:
@@ -378,9 +377,10 @@ class ReferenceEngine:
             self._shown,
         )
         if not read.asking:
-            return None, plans
+            return Decoded(None, plans)
         # A decode step asks about all rows, and takes no view of them: views cost it 7 us.
-        return self._model.logits(hidden_TH if len(read.rows) == read.n_rows else hidden_TH[read.rows]), plans
+        asked_AH = hidden_TH if len(read.rows) == read.n_rows else hidden_TH[read.rows]
+        return Decoded(self._model.logits(asked_AH), plans)
 
     def _turn_for_next(self, sequence: RunningSequence, technique: Technique) -> None:
         """Computes the sequence again where its next token needs other rotary factors than those before have."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +117,30 @@ def test_a_step_from_an_id_to_logits_is_that_between_both_bit_for_bit(
         for token in tokens[11:].tolist():
             step = model.decode(token, other, dropless(), Shown(NOTHING, None))
             assert step is not None
-            found.append(step[0])
-            of_steps += step[1]
+            assert step.logits_AL is not None
+            assert step.largest == tuple(most.item() for most in step.logits_AL[-1].max(dim=-1))
+            found.append(step.logits_AL)
+            of_steps += step.plans
     assert torch.equal(torch.cat(found), torch.cat(expected))
     assert cache.length == other.length
     assert all(torch.equal(*pair) for pair in zip(cache.values, other.values, strict=True))
     assert [plan and plan.calls for plan in of_steps] == [plan and plan.calls for plan in plans]
     with pytest.raises(EngineError, match="beyond the cache"):
         model.decode(1, other, dropless(), Shown(NOTHING, None))
+
+
+def test_the_largest_logit_is_not_told_where_logits_are_capped_behind_it(tmp_path: Path) -> None:
+    model, _ = model_of("mixtral", tmp_path, torch.float32)
+    cache = KeyValueCache(model.config)
+    cache.start(3)
+    model.config = replace(model.config, logit_softcap=1e-3)
+    with torch.inference_mode():
+        model.forward(torch.tensor([5, 6]), cache, dropless(), "prefill")
+        step = model.decode(7, cache, dropless(), Shown(NOTHING, None))
+    assert step is not None
+    assert step.logits_AL is not None
+    assert step.logits_AL.max() <= torch.tensor(1e-3)
+    assert step.largest is None
 
 
 def test_an_engine_decodes_from_ids_to_logits_unless_layers_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def test_probabilities_agree_with_transformers(sampling: Sampling) -> None:
 def test_draws_follow_the_probabilities() -> None:
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     generator = torch.Generator().manual_seed(0)
-    draws = [choose_token(logits, Sampling(temperature=1.0), generator) for _ in range(4000)]
+    draws = [choose_token(logits[None], Sampling(temperature=1.0), generator) for _ in range(4000)]
     # Standard error of a share of 4000 draws is below 0.008.
     for token, share in enumerate((0.5, 0.3, 0.2)):
         assert draws.count(token) / 4000 == pytest.approx(share, abs=0.03)
@@ -50,7 +50,7 @@ def test_smallest_top_p_keeps_the_likeliest_token() -> None:
 
 def test_temperature_zero_is_greedy_whatever_the_seed() -> None:
     logits = torch.tensor([0.1, 4.0, 3.9])
-    assert {choose_token(logits, Sampling(), torch.Generator().manual_seed(seed)) for seed in range(20)} == {1}
+    assert {choose_token(logits[None], Sampling(), torch.Generator().manual_seed(seed)) for seed in range(20)} == {1}
 
 
 @pytest.mark.parametrize(

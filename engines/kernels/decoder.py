@@ -22,6 +22,7 @@ from engines.kernels.exchange import RankLostError
 from engines.kernels.guesses import GuessTable
 from engines.kernels.laid_out import HeldTable, LayoutTable
 from engines.kernels.library import library
+from engines.kernels.native import Largest
 from engines.kernels.tables import (
     AttentionStruct,
     AttentionTable,
@@ -207,6 +208,9 @@ class Decoder:
         assert serves(norm_H)
         self.layers, self.ends = tuple(layers), ends
         self._norm_H, self._eps = norm_H, eps
+        self._states = torch.empty(1, len(norm_H)), torch.empty(1, len(norm_H))
+        self._best, self._most = ctypes.c_int64(), ctypes.c_float()
+        self._choice = ctypes.addressof(self._best), ctypes.addressof(self._most)
         self._layers = (_Layer * len(layers))(*map(_described, layers))
         self._row_of = list(accumulate((layer.router is not None for layer in layers), initial=0))
         self.top_k = max((layer.router.top_k for layer in layers if layer.router is not None), default=0)
@@ -268,7 +272,8 @@ class Decoder:
         tensors.
 
         start: the embedded token, hidden_1H. It is turned into the last layer's output in place, and the same normed
-        for the head is given. Or the token's id: what the head makes of it is given, logits_1L.
+        for the head is given. Or the token's id: what the head makes of it is given, logits_1L, and until the next step
+        `largest`.
 
         turns: cos_SP and sin_SP of at least `position` + 1 positions.
 
@@ -294,13 +299,13 @@ class Decoder:
         assert kernels is not None  # the tables exist
         if isinstance(start, Tensor):
             assert serves(start)
-            hidden_1H, ends, token, logits_1L = start, None, 0, None
+            hidden_1H, normed_1H, ends, token, logits_1L = start, torch.empty_like(start), None, 0, None
         else:
             assert self.ends is not None
             assert 0 <= start < self.ends.n_ids
-            hidden_1H, ends, token = torch.empty(1, len(self._norm_H)), self.ends.address, start
+            hidden_1H, normed_1H = self._states
+            ends, token = self.ends.address, start
             logits_1L = torch.empty(1, self.ends.n_logits)
-        normed_1H = torch.empty_like(hidden_1H)
         arguments = (
             self._layers,
             n_layers,
@@ -328,6 +333,7 @@ class Decoder:
             ends,
             token,
             None if logits_1L is None else logits_1L.data_ptr(),
+            *self._choice,
         )
         layer = kernels.joulebench_step(*arguments, 0, None, torch.get_num_threads())
         while 0 <= layer < n_layers:
@@ -340,6 +346,11 @@ class Decoder:
         if layer < 0:
             raise RankLostError("a rank of a step is gone")
         return normed_1H if logits_1L is None else logits_1L
+
+    @property
+    def largest(self) -> Largest:
+        """Of the last step's logits."""
+        return self._most.value, self._best.value
 
 
 def _described(layer: DecoderLayer) -> _Layer:

@@ -174,7 +174,8 @@ int32_t joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, 
 // be decided between router and experts. x[H] is the embedded token and becomes the last layer's output. keys[l] and
 // values[l] are that layer's cache; ids and weights [layers, K] are what the routers chose. layouts[l] is what a layer
 // computes for its choice; null where all are plain. rows [layers, E] are those that layers computed which are not.
-// ends: null, or what the token `id` is embedded by first, and multiplied with in the end: logits.
+// ends: null, or what the token `id` is embedded by first, and multiplied with in the end: logits, of which the largest is
+// `most`, and the first such `best`.
 // exchange: null, or how ranks that have some of the experts each add up what theirs give; layouts and held are null
 // then. Returns -1 where not all came.
 //
@@ -190,7 +191,8 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
                         int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids,
                         float* weights, int64_t* rows, Exchange* exchange, const Held* held, const Guesses* guesses,
                         int64_t* guessed, float* states, float* normed, const float* norm, float eps,
-                        const Ends* ends, int64_t id, float* logits, int64_t first_layer, const float* mixed, int32_t n_threads) {
+                        const Ends* ends, int64_t id, float* logits, int64_t* best, float* most, int64_t first_layer,
+                        const float* mixed, int32_t n_threads) {
   const Timed timed(kNorms);  // what all other parts leave
   thread_local std::vector<float> buffer;
   float *const added = scratch(buffer, 2 * hidden), *const shared = added + hidden;
@@ -284,6 +286,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
     const Timed timed_head(kHead);
     const Product product = {&ends->head, ends->head_bias, logits};
     multiply_all(&product, 1, normed, 1, n_threads);
+    *best = largest(logits, ends->head.rows, most);
   }
   return n_layers;
 }

@@ -164,7 +164,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     f32 = ctypes.c_float
     step = [
         *(pointer, i64, i64, pointer, pointer, pointer, i64),
-        *(pointer, pointer, i64, i64, *(pointer,) * 11, f32, pointer, i64, pointer),
+        *(pointer, pointer, i64, i64, *(pointer,) * 11, f32, pointer, i64, *(pointer,) * 3),
         *(i64, pointer, i32),
     ]
     return {

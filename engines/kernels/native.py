@@ -18,6 +18,9 @@ from engines.kernels.library import library
 from engines.kernels.tables import AttentionTable, ChunkTable, ExpertTable, RouterTable, address, described, serves
 from engines.model.quantised import Matrix
 
+Largest = tuple[float, int]
+"""Of some numbers: the largest, NaN where one is none, and where it stands first."""
+
 
 def linear(x_TH: Tensor, weight: Matrix, bias_N: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias; `serves` and `reads` must hold."""
@@ -71,8 +74,8 @@ def gated(shared_TH: Tensor, x_TH: Tensor, gate_1H: Tensor) -> Tensor:
     return out_TH
 
 
-def largest(x_N: Tensor) -> tuple[float, int]:
-    """The largest number, NaN where one is none, and where it stands first. `serves(x)` must hold."""
+def largest(x_N: Tensor) -> Largest:
+    """`serves(x)` must hold."""
     assert len(x_N)
     value = ctypes.c_float()
     best = _kernels().joulebench_largest(x_N.data_ptr(), len(x_N), ctypes.byref(value))

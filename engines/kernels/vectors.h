@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -177,25 +178,32 @@ inline F larger(F a, F b) {
 inline fN larger(fN a, fN b) { return (fN)_mm512_maskz_max_ps(kAll, (__m512)a, (__m512)b); }
 #endif
 
-// Which of n numbers is the largest, the first of several, and its value: NaN where one is no number. Each lane finds its
-// own first.
+// Which of n numbers is the largest, the first of several, and its value: NaN where one is no number. Each lane of each
+// of some registers finds its own first; with one register each step would wait for the one before.
 inline int64_t largest(const float* x, int64_t n, float* value) {
-  fN most = fN{} - INFINITY;
-  wN at = {}, odd = {};
+  constexpr int kAtOnce = 4;
+  fN most[kAtOnce];
+  wN at[kAtOnce] = {}, odd[kAtOnce] = {};
+  std::fill_n(most, kAtOnce, fN{} - INFINITY);
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const fN some = load<fN>(x + i);
-    at = some > most ? wN{} + int32_t(i) : at;
-    most = some > most ? some : most;
-    odd |= some != some;
+  for (; i + kAtOnce * kLanes <= n; i += kAtOnce * kLanes) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kAtOnce; k++) {
+      const fN some = load<fN>(x + i + k * kLanes);
+      at[k] = some > most[k] ? wN{} + int32_t(i + k * kLanes) : at[k];
+      most[k] = some > most[k] ? some : most[k];
+      odd[k] |= some != some;
+    }
   }
   int64_t best = 0;
   float found = -INFINITY;
   bool is_odd = false;
-  for (int lane = 0; lane < kLanes; lane++) {
-    const int64_t place = at[lane] + lane;
-    if (most[lane] > found || (most[lane] == found && place < best)) best = place, found = most[lane];
-    is_odd |= odd[lane] != 0;
+  for (int k = 0; k < kAtOnce; k++) {
+    for (int lane = 0; lane < kLanes; lane++) {
+      const int64_t place = at[k][lane] + lane;
+      if (most[k][lane] > found || (most[k][lane] == found && place < best)) best = place, found = most[k][lane];
+      is_odd |= odd[k][lane] != 0;
+    }
   }
   for (; i < n; i++) {
     if (x[i] > found) best = i, found = x[i];

@@ -23,6 +23,7 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, Ends, chunk_table
 from engines.kernels.guesses import GuessTable
 from engines.kernels.laid_out import HeldTable, layout_table
+from engines.kernels.native import Largest
 from engines.kernels.tables import AttentionTable, reads
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.experts import GatedWeights
@@ -67,6 +68,11 @@ class FusedDecoder:
     def knows_ends(self) -> bool:
         """Whether a step can start from a token's id, and end with logits."""
         return self._decoder.ends is not None
+
+    @property
+    def largest(self) -> Largest:
+        """Of the logits of the last `step` from a token's id."""
+        return self._decoder.largest
 
     def batch(
         self, token_ids: Sequence[int], caches: Sequence[KeyValueCache], said: SaidLayouts

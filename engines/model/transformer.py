@@ -23,6 +23,7 @@ from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.freed_memory import keep_freed_memory
 from engines.kernels import tables
 from engines.kernels.laid_out import mix_laid_out
+from engines.kernels.native import Largest
 from engines.model.accelerator import (
     Backend,
     DeviceType,
@@ -74,6 +75,15 @@ class Asked(NamedTuple):
     on_routing: RoutingListener | None
     said: SaidLayouts | None
     shown: Shown
+
+
+class Decoded(NamedTuple):
+    """What a step gave: logits of the rows that are asked about, None where there are none, and what its layers did.
+    largest: of the last row's logits, where it is known already."""
+
+    logits_AL: Tensor | None
+    plans: StepPlans
+    largest: Largest | None = None
 
 
 class Transformer:
@@ -176,23 +186,22 @@ class Transformer:
             made.grouped = self._grouped(technique, plans)
         return normed_TH, made
 
-    def decode(
-        self, token: int, cache: KeyValueCache, technique: Technique, shown: Shown
-    ) -> tuple[Tensor, StepPlans] | None:
-        """What `forward` and `logits` give of one decoded token, logits_1L and plans, where all of that is one call of
-        the kernels; None, and nothing done, where it is not."""
+    def decode(self, token: int, cache: KeyValueCache, technique: Technique, shown: Shown) -> Decoded | None:
+        """What `forward` and `logits` give of one decoded token, where all of that is one call of the kernels; None,
+        and nothing done, where it is not."""
         if self._device is not None or self._decoder is None or not self._decoder.knows_ends:
             return None
         said = self._said(technique, shown)
         if said is None:
             return None
         logits_1L, plans = self._in_one_call(self._decoder, token, cache, said, shown)
-        return self._capped(logits_1L), plans
+        largest = self._decoder.largest if self.config.logit_softcap is None else None
+        return Decoded(self._capped(logits_1L), plans, largest)
 
     def decode_batch(
         self, token_ids: Sequence[int], caches: Sequence[KeyValueCache], technique: Technique, shown: Shown
-    ) -> tuple[Tensor, StepPlans] | None:
-        """As `decode`, of one token of each sequence: logits_TL and plans."""
+    ) -> Decoded | None:
+        """As `decode`, of one token of each sequence."""
         decoder = self._decoder
         if self._device is not None or decoder is None or not decoder.knows_ends or not technique.batches_exactly:
             return None
@@ -203,7 +212,7 @@ class Transformer:
         logits_TL, plans = decoder.batch(token_ids, caches, said)
         for cache in caches:
             cache.length += 1
-        return self._capped(logits_TL), plans
+        return Decoded(self._capped(logits_TL), plans)
 
     def _in_one_call(
         self, decoder: FusedDecoder, start: Tensor | int, cache: KeyValueCache, said: SaidLayouts, shown: Shown

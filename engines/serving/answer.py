@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engines.answers import Generation, Limits
+from engines.kernels.native import Largest
 from engines.model.tokenizer import Tokenizer
 from results.records import Request
 
@@ -49,10 +50,10 @@ class ToldGeneration(Generation):
         self._n_seen = self.first_asked
         """The position of the next row of logits."""
 
-    def take(self, logits_AL: Tensor) -> None:
+    def take(self, logits_AL: Tensor, largest: Largest | None = None) -> None:
         first, self._n_seen = self._n_seen, self._n_seen + len(logits_AL)
         if self._n_seen >= self.n_prefill:
-            super().take(logits_AL)
+            super().take(logits_AL, largest)
         if self._n_top is not None:
             self._say(logits_AL, self.tokens[first + 1 : self._n_seen + 1], self._n_top)
 
