@@ -42,7 +42,9 @@ EARLIEST = "2025-01-01"
 """No run was made before: a machine without a battery for its clock begins in 1970."""
 NO_RUN = "holds no run yet; `joulebench run PLAN --out {}/NAME` makes one"
 
-HistoryFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs, at any depth.")]
+HistoryFolder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of runs, which lie at most four folders down.")
+]
 AtFolder = Annotated[Path, typer.Option("--history", metavar="DIR", help="Folder of runs.")]
 
 baseline_app = typer.Typer(no_args_is_help=True, help="Name runs that others are held against.")
