@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ def test_what_is_to_be_installed_can_be_typed_and_is_an_extra() -> None:
     assert {name for _, names in told for name in names.split(",")} <= extras
 
 
+@cache
+def program() -> Any:
+    """joulebench with all its commands: typer takes a twentieth of a second to build them."""
+    return typer.main.get_command(app)
+
+
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
@@ -72,7 +79,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 def test_commands_of_a_page_can_be_given_as_they_stand(page: Path) -> None:
     """Their names, options and the values of options; nothing is run."""
     for args in commands(page):
-        command: Any = typer.main.get_command(app)
+        command = program()
         context, rest = typer.Context(command), args
         while isinstance(command, TyperGroup):
             _, command, rest = command.resolve_command(context, rest)
@@ -94,7 +101,7 @@ def mentioned(page: Path) -> Iterator[list[str]]:
 def test_commands_that_a_page_mentions_have_such_options(page: Path) -> None:
     """Without what they are to be given, or with a word in its place."""
     for args in mentioned(page):
-        command: Any = typer.main.get_command(app)
+        command = program()
         context, rest = typer.Context(command), args
         while isinstance(command, TyperGroup) and rest:
             _, command, rest = command.resolve_command(context, rest)
@@ -114,7 +121,7 @@ def test_before_its_first_command_the_readme_says_where_the_program_is() -> None
 
 
 def test_a_command_with_a_wrong_option_would_be_seen() -> None:
-    group: Any = typer.main.get_command(app)
+    group = program()
     _, command, rest = group.resolve_command(typer.Context(group), ["run", "my.toml", "--outt", "x"])
     with pytest.raises(Exception, match="No such option: --outt"):
         command.make_context("run", rest)
