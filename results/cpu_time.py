@@ -59,6 +59,14 @@ def foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float 
     return min(1.0, max(0.0, *shares))
 
 
+def cores_used(before: CpuSeconds | None, after: CpuSeconds | None, duration_s: float) -> float | None:
+    """CPU time that was ours over the time that went by: 1.97 is two busy cores, but for 3 %. None where it was not
+    read. Counted in ticks: of a window of a tick it says nothing."""
+    if before is None or after is None or duration_s <= 0:
+        return None
+    return max(0.0, after.ours_s - before.ours_s) / duration_s
+
+
 class WattsSheet(Record):
     """Watts of a machine and where they come from."""
 

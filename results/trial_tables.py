@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from results.cells import data_sources, trials_of
+from results.cpu_time import cores_used
 from results.derivation import RequestEnergies
 from results.graph_placement import ane_operations_share
 from results.metrics import time_method, time_words
@@ -29,8 +30,8 @@ TRIALS_A_PART = 1000
 
 _TRIAL_COLUMNS = (
     "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
-    "status", "started_at", "time_method", "requests", "marks", "failure", "foreign_cpu_share", "contention_repeats",
-    "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road", "ane_operations_share",
+    "status", "started_at", "time_method", "requests", "marks", "failure", "cpu_use", "foreign_cpu_share",
+    "contention_repeats", "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road", "ane_operations_share",
     "outside_fit_share", "derived", "derived_by",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
@@ -67,7 +68,11 @@ def trials(run: RunData, operations: pd.DataFrame | None = None) -> pd.DataFrame
     text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road", "derived", "derived_by")
     counts = ("repeat", "attempts", "requests", "contention_repeats", "cpu_cycles")
     return frame_of(
-        rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share", "ane_operations_share", "outside_fit_share"), counts
+        rows,
+        _TRIAL_COLUMNS,
+        text,
+        ("cpu_use", "foreign_cpu_share", "ane_operations_share", "outside_fit_share"),
+        counts,
     )
 
 
@@ -117,6 +122,7 @@ def _trial_cells(trial: Trial) -> dict[str, Any]:
         "requests": len(trial.completions),
         "marks": ", ".join(trial.marks),
         "failure": trial.failure.error if trial.failure else None,
+        "cpu_use": _cpu_use(trial),
         "foreign_cpu_share": trial.foreign_cpu_share,
         "contention_repeats": len(trial.contention_shares),
         "cpu_cycles": trial.cpu_cycles,
@@ -126,6 +132,12 @@ def _trial_cells(trial: Trial) -> dict[str, Any]:
         "ane_operations_share": ane_operations_share(trial.placement),
         "derived_by": trial.derived_by,
     }
+
+
+def _cpu_use(trial: Trial) -> float | None:
+    if trial.window_start_s is None or trial.window_end_s is None:
+        return None
+    return cores_used(trial.cpu_before, trial.cpu_after, trial.window_end_s - trial.window_start_s)
 
 
 def _time_words(trial: Trial, completions: Sequence[Completion]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,9 @@ import pytest
 from devices import cpu_seconds
 from devices.cpu_seconds import host_cpu_seconds, parse_cpu_seconds, usable_cpus
 from results.cpu_time import CpuSeconds, foreign_share
+from results.trial_tables import trials
 from tests.fakes.strangers import busy_stranger
+from tests.run_builders import cell, run, trial
 
 CPUS = os.sched_getaffinity(0)
 STAT = """cpu  60 20 30 1200 40 5 5 10 10 0
@@ -132,3 +135,16 @@ def test_own_work_and_that_of_finished_children_is_ours() -> None:
     assert mine.ours_s - before.ours_s == pytest.approx(0.3, abs=0.1)
     assert with_child.ours_s - mine.ours_s >= 0.2
     assert with_child.busy_s - before.busy_s >= 0.3
+
+
+def test_cpu_use_of_a_trial_is_our_cpu_time_over_its_window() -> None:
+    """3.94 s of two threads in 2 s are 197 %, as tables of phones tell it; what others took is not in it."""
+    before = CpuSeconds(busy_s=10.0, ours_s=5.0, available_s=100.0)
+    after = CpuSeconds(busy_s=20.0, ours_s=8.94, available_s=108.0)
+    window = {"window_start_s": 1.0, "window_end_s": 3.0}
+    counted = trial(repeat=0, cpu_before=before, cpu_after=after, **window)
+    uncounted = trial(repeat=1, cpu_before=before, **window)
+    failed = trial(repeat=2, cpu_before=before, cpu_after=after, window_start_s=None, window_end_s=None)
+    at_rest = trial(repeat=3, cpu_before=before, cpu_after=before, **window)
+    told = trials(run([cell()], [counted, uncounted, failed, at_rest]))["cpu_use"].tolist()
+    assert told == pytest.approx([1.97, math.nan, math.nan, 0.0], nan_ok=True)
