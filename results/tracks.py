@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ def timelines(
     stored = stored_operations(parts)
     tracks = [*_request_tracks(completions), *(_step_tracks(completions, decode_steps) if decode_steps else ())]
     if stored is not None:
-        tracks += operation_tracks(stored)
+        tracks += operation_tracks(stored, *window)
     power = [one for trace in with_cpu_joules(parts, WINDOW) if (one := _power(trace)) is not None]
     return Timelines(*window, tracks, power).between(*window)
 
@@ -185,34 +186,52 @@ def _copying(step: DecodeStep, zero_s: float) -> Iterator[Slice]:
 # --- units and links of a modelled machine ----------------------------------------------------------------------------
 
 
-def operation_tracks(stored: StoredOperations) -> list[Track]:
-    """Units first, each with its launches where they are queued, then links."""
+def operation_tracks(stored: StoredOperations, begin_s: float, end_s: float) -> list[Track]:
+    """Of what reaches between the two times: units first, each with its launches where they are queued, then links.
+
+    A window has up to a million operations, and a picture shows a thousand of them: only these are made.
+    """
     joules = joules_of_operations(stored, shared=False)
-    found: dict[str, list[Slice]] = {}
+    resource_P = np.array([resource for _, resource in stored.names])[stored.places]
     are_links = {stored.names[i][1] for i, is_transfer in enumerate(stored.is_transfer) if is_transfer}
-    for i, place in enumerate(stored.places.tolist()):
-        name, resource = stored.names[place]
-        own = found.setdefault(resource, [])
-        details = _details(stored.listed[place], float(joules[i]), float(stored.waited_s[i]))
-        # Neighbours of other names are told apart.
-        parity = 0 if not own else (int(own[-1].kind[-1]) + (own[-1].name != name)) % 2
-        kind = f"{'copy' if resource in are_links else 'layer'}{parity}"
-        own.append(Slice(float(stored.starts_s[i]), float(stored.ends_s[i]), name, kind, name, details))
+    begins_s, ends_s = stored.launched_s
+    is_launched = ends_s > begins_s
     tracks = []
-    for one in sorted(found, key=resource_place):
-        tracks.append(Track(LINKS if one in are_links else UNITS, shown_resource(one), list(_apart(found[one]))))
-        if launches := list(_apart(_launches(stored, one))):
+    for one in sorted(dict.fromkeys(resource_P.tolist()), key=resource_place):
+        is_link, is_own = one in are_links, resource_P == one
+        own = np.flatnonzero(is_own)
+        names = [stored.names[place][0] for place in stored.places[own].tolist()]
+        # Neighbours of other names are told apart.
+        changes = [0, *(name != before for before, name in pairwise(names))]
+        kinds = np.cumsum(changes) % 2
+        slices = []
+        for i, starts_s, stops_s in _apart_between(stored.starts_s[own], stored.ends_s[own], begin_s, end_s):
+            at = own[i]
+            details = _details(stored.listed[stored.places[at]], float(joules[at]), float(stored.waited_s[at]))
+            kind = f"{'copy' if is_link else 'layer'}{kinds[i]}"
+            slices.append(Slice(starts_s, stops_s, names[i], kind, names[i], details))
+        tracks.append(Track(LINKS if is_link else UNITS, shown_resource(one), slices))
+        launched = np.flatnonzero(is_own & is_launched)
+        launches = []
+        # Before or while the unit works on something else: the host launches ahead of it.
+        for i, starts_s, stops_s in _apart_between(begins_s[launched], ends_s[launched], begin_s, end_s):
+            name, _ = stored.names[stored.places[launched[i]]]
+            launches.append(Slice(starts_s, stops_s, f"launches {name}", "rest", name))
+        if launches:
             tracks.append(Track(UNITS, f"launches on {shown_resource(one)}", launches))
     return tracks
 
 
-def _launches(stored: StoredOperations, unit: str) -> Iterator[Slice]:
-    """Before or while the unit works on something else: the host launches ahead of it."""
-    begins_s, ends_s = stored.launched_s
-    for i in np.flatnonzero(ends_s > begins_s).tolist():
-        name, of_unit = stored.names[stored.places[i]]
-        if of_unit == unit:
-            yield Slice(float(begins_s[i]), float(ends_s[i]), f"launches {name}", "rest", name)
+def _apart_between(
+    begins_s: NDArray[np.float64], ends_s: NDArray[np.float64], begin_s: float, end_s: float
+) -> Iterator[tuple[int, float, float]]:
+    """As `_apart`, of stretches that reach between the two times: which, and from when to when."""
+    order = np.argsort(begins_s, kind="stable")
+    stops_s = ends_s[order]
+    free_s = np.concatenate([[-np.inf], np.fmax.accumulate(stops_s)])[:-1]
+    starts_s = np.maximum(begins_s[order], free_s)
+    kept = (stops_s > free_s) & (stops_s > begin_s) & (starts_s < end_s)
+    yield from zip(order[kept].tolist(), starts_s[kept].tolist(), stops_s[kept].tolist(), strict=True)
 
 
 def _details(listed: Mapping[str, object], joules: float, waited_s: float) -> dict[str, Detail]:

@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.models.operation import Operation
 from results.copies import CopySpan, DecodeStep, LayerEnd, WaitSpan
+from results.ran_operations import StoredOperations
 from results.records import PowerTrace
 from results.resources import resources_of, shown_resource
 from results.store import Store
 from results.trace_events import trace_document
-from results.tracks import Timelines, step_spans, timelines
+from results.tracks import Timelines, operation_tracks, step_spans, timelines
 from tests.command import joulebench
 from tests.conftest import FinishedRun
 from tests.plans import FAST, raw_plan, write_plan
@@ -109,6 +110,44 @@ def test_a_step_alone_is_cut_at_its_ends() -> None:
         step = events(found.between(begin_s, end_s))
         assert seconds_by_thread(step)["pcie (back)"] == pytest.approx(back_s)
         assert max(e["ts"] + e["dur"] for e in step if e["ph"] == "X") <= (end_s - begin_s) * 1e6 + 1e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 6), st.integers(-1, 3)), max_size=25),
+    st.integers(-1, 21),
+    st.integers(0, 10),
+)
+def test_a_stretch_of_operations_is_that_of_all(
+    ran: list[tuple[int, int, int, int]], begin_s: int, lasting_s: int
+) -> None:
+    """Names and colours too: operations before it decide both, and one that reaches into it is cut."""
+    stored = operations(sorted(ran, key=lambda one: one[1]))
+    end_s = begin_s + lasting_s
+    whole = Timelines(-np.inf, np.inf, operation_tracks(stored, -np.inf, np.inf))
+    assert sum(len(track.slices) for track in whole.tracks if not track.name.startswith("launches")) <= len(ran)
+    cut = Timelines(begin_s, end_s, operation_tracks(stored, begin_s, end_s))
+    assert cut.between(begin_s, end_s) == whole.between(begin_s, end_s)
+    assert all(one.end_s > begin_s and one.begin_s < end_s for track in cut.tracks for one in track.slices)
+
+
+def operations(ran: list[tuple[int, int, int, int]]) -> StoredOperations:
+    """Of each: which of four on two units and a link, when it began, how long it took and its launch before did."""
+    names = [("a", "cpu"), ("b", "cpu"), ("a", "gpu"), ("copy", "bus")]
+    places, starts_s, taken_s, launch_s = (np.array([one[i] for one in ran], dtype=np.float64) for i in range(4))
+    return StoredOperations(
+        names,
+        [{"flops": place} for place in range(4)],
+        [name == "copy" for name, _ in names],
+        np.zeros(4),
+        np.zeros(4),
+        places.astype(np.int64),
+        starts_s,
+        starts_s + taken_s,
+        np.zeros(len(ran)),
+        (starts_s - launch_s, starts_s),
+        [],
+    )
 
 
 def test_launches_that_are_queued_stand_on_a_track_of_their_own() -> None:
