@@ -30,11 +30,11 @@ from harness.plan import Plan
 from harness.played_parts import played_files
 from harness.run_parts import RunParts
 from harness.schema import EngineSpec
+from harness.sheets import sheet_input
 from harness.state import state_folder
 from harness.variables import is_setting
 from results.file_state import file_state
-from results.records import MODEL_PREFIX
-from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, Input, shown_value
+from results.runs import OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, Input, shown_value
 
 SCHEDULERS = {
     getattr(os, name): name for name in ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
@@ -53,11 +53,6 @@ def inputs_of(plan: Plan, run_parts: RunParts) -> tuple[Input, ...]:
     found = [Input(name=name, value=f"{SHA256}{digests[path]}") for name, path in files]
     found.append(Input(name=OWN_CODE, value=f"{SHA256}{_own_code()}"))
     return (*found, *_settings())
-
-
-def sheet_input(device: ModelledSpec) -> str:
-    """What its sheet is called among the inputs."""
-    return f"{HARDWARE_SHEET}{device.name.removeprefix(MODEL_PREFIX)}"
 
 
 def changes(then: Sequence[Input], now: Sequence[Input]) -> list[str]:

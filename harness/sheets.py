@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from devices.base import DeviceError
 from devices.models.sheet import OF_A_USER, Sheet, available_sheets, load_sheet, parse_sheet, sheet_sha256
 from harness.device_specs import ModelledSpec
-from harness.inputs import sheet_input
-from harness.problems import nearest
 from results.records import MODEL_PREFIX
 from results.runs import HARDWARE_SHEET, SHA256, Input, OwnSheet, RunData
 from results.store import StoreError
@@ -33,7 +31,14 @@ def unknown_sheet(name: str) -> str | None:
     """What is wrong with a name that is no sheet of ours and no file, with the remedy."""
     if name.endswith(".toml") or name in available_sheets():
         return None
+    from harness.problems import nearest
+
     return f"no hardware sheet has this name; {nearest(name, available_sheets())}; {OF_A_USER}"
+
+
+def sheet_input(device: ModelledSpec) -> str:
+    """What its sheet is called among the inputs."""
+    return f"{HARDWARE_SHEET}{device.name.removeprefix(MODEL_PREFIX)}"
 
 
 def own_sheets(plan: Plan, inputs: Sequence[Input]) -> dict[str, OwnSheet]:

@@ -82,8 +82,7 @@ class ComponentEnergy:
         edge_energy_j = energy_at(curve, edges.reshape(-1)).reshape(-1, 2)
         energy_j = float((edge_energy_j[:, 1] - edge_energy_j[:, 0]).sum())
         variance_j2 = self._errors.variance_j2(edges)
-        inside = replace(curve, stands=tuple(_near(curve.stands, self._stands_s, edges)))
-        still_j2, stood = stood_still(trace, inside, edges, self._n_alike)
+        still_j2, stood = stood_still(trace, _near(curve.stands, self._stands_s, edges), edges, self._n_alike)
         jumped_j2, jumped = self._jumped(edges, energy_j)
         apart_s = max(curve.update_period_s, trace.sample_interval_s, self._averaged_s)
         return PartEnergy(
@@ -252,9 +251,7 @@ class ComponentEnergy:
                 f"{name}: {showing(trace)} for {t[-1] - t[0]:.3g} s; nothing that is switched on uses 0 J"
             )
         if trace.kind == "counter":
-            inside = np.searchsorted(t, edges[:, 1] + MARK_TOLERANCE_S) - np.searchsorted(
-                t, edges[:, 0] - MARK_TOLERANCE_S
-            )
+            inside = t.searchsorted(edges[:, 1] + MARK_TOLERANCE_S) - t.searchsorted(edges[:, 0] - MARK_TOLERANCE_S)
             if float(inside.mean()) < 2:
                 raise UnresolvedError(
                     f"{name}: unresolved, {float(inside.mean()):.2g} counter readings per interval of"
@@ -266,6 +263,8 @@ class ComponentEnergy:
 
         Whether it did is judged by what it counted meanwhile (`results.liveness`).
         """
+        if not len(self._gaps_s):
+            return
         near = (self._gaps_s[:, 0] < edges.max()) & (self._gaps_s[:, 1] > edges.min())
         for gap_start, gap_end in self._gaps_s[near].tolist():
             within = (edges[:, :1] < gap_end - EDGE_TOLERANCE_S) & (edges[:, 1:] > gap_start + EDGE_TOLERANCE_S)
@@ -294,8 +293,10 @@ def _bounds_s(found: Sequence[_Lasting]) -> Array:
     return np.asarray([(one.start_s, one.end_s) for one in found], dtype=np.float64).reshape(-1, 2)
 
 
-def _near(found: Sequence[_L], bounds_s: Array, edges: Array) -> list[_L]:
+def _near(found: Sequence[_L], bounds_s: Array, edges: Array) -> Sequence[_L]:
     """Those that reach between the first and the last edge."""
+    if not found:
+        return []
     is_near = (bounds_s[:, 0] < edges.max()) & (bounds_s[:, 1] > edges.min())
     return [found[i] for i in np.flatnonzero(is_near).tolist()]
 

@@ -270,7 +270,7 @@ def _aged_j(at_s: Array, seen_j: Array, within_s: Array, update_s: float) -> Arr
 def energy_at(curve: Cumulative, at_s: Array) -> Array:
     """C(t) at any time within the trace."""
     t = curve.times_s
-    i = np.clip(np.searchsorted(t, at_s, side="right") - 1, 0, len(t) - 2)
+    i: NDArray[np.intp] = np.minimum(np.maximum(t.searchsorted(at_s, side="right") - 1, 0), len(t) - 2)
     dt = at_s - t[i]
     if curve.watts is not None and not curve.is_flat:
         slope = (curve.watts[i + 1] - curve.watts[i]) / (t[i + 1] - t[i])

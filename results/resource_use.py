@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,27 @@ class Ran:
     resource_P: NDArray[np.int64]
     start_P: Floats
     end_P: Floats
+
+    def between(self, begin_s: float, end_s: float) -> slice:
+        """Where those that reach between the two times stand, and few others: thousands of windows are cut of hours."""
+        if not self._is_in_order:
+            return slice(None)
+        first = int(np.searchsorted(self._ended_by_P, begin_s, side="right"))
+        return slice(first, int(np.searchsorted(self.start_P, end_s)))
+
+    @cached_property
+    def _is_in_order(self) -> bool:
+        return bool(np.all(self.start_P[1:] >= self.start_P[:-1]))
+
+    @cached_property
+    def _ended_by_P(self) -> Floats:
+        """When it, and all before it, had ended."""
+        return np.maximum.accumulate(self.end_P)
+
+    @cached_property
+    def n_ran(self) -> NDArray[np.int64]:
+        """Operations of each resource."""
+        return np.bincount(self.resource_P, minlength=len(self.resources))
 
 
 class ResourceUse(NamedTuple):
@@ -157,14 +179,16 @@ class _Stretches:
 
     def __init__(self, ran: Ran, begin_s: float, end_s: float, cuts_s: Floats | tuple[()] = ()) -> None:
         """cuts_s: where it is cut besides."""
-        inside_P = (ran.end_P > begin_s) & (ran.start_P < end_s)
-        start_P, end_P = np.maximum(ran.start_P[inside_P], begin_s), np.minimum(ran.end_P[inside_P], end_s)
+        near = ran.between(begin_s, end_s)
+        start_P, end_P, resource_P = ran.start_P[near], ran.end_P[near], ran.resource_P[near]
+        inside_P = (end_P > begin_s) & (start_P < end_s)
+        start_P, end_P = np.maximum(start_P[inside_P], begin_s), np.minimum(end_P[inside_P], end_s)
         self.edges_s = np.unique(np.concatenate([[begin_s, end_s], start_P, end_P, cuts_s]))
         self._first_P = np.searchsorted(self.edges_s, start_P)
         self._last_P = np.searchsorted(self.edges_s, end_P)
-        self._resource_P = ran.resource_P[inside_P]
+        self._resource_P = resource_P[inside_P]
         self._n_resources = len(ran.resources)
-        self._n_ran = np.bincount(ran.resource_P, minlength=self._n_resources)
+        self._n_ran = ran.n_ran
         self._busy: dict[int, NDArray[np.bool_]] = {}
 
     def n_windows_E(self, cuts_W2: Floats, n_W: Floats) -> Floats:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from results.cumulative import GAP_FACTOR, Cumulative, UnresolvedError, cumulative
-from results.liveness import Beside, at_rest
+from results.cumulative import GAP_FACTOR, UnresolvedError, cumulative
+from results.liveness import Beside, Stand, at_rest
 from results.records import PowerTrace
 from results.units import format_duration
 
@@ -167,9 +167,9 @@ def beside_of(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
     return Beside(curve.times_s, curve.energy_j, *seen, power.relative_accuracy or 0.0, within_s, late_s)
 
 
-def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, n_alike: int) -> tuple[float, Stood | None]:
+def stood_still(trace: PowerTrace, stands: Sequence[Stand], edges: Array, n_alike: int) -> tuple[float, Stood | None]:
     """(variance, what was taken) of the stretches that stood still."""
-    inside = [(stand, stand.within(edges)) for stand in curve.stands]
+    inside = [(stand, stand.within(edges)) for stand in stands]
     inside = [(stand, share) for stand, share in inside if share > 0]
     if not inside:
         return 0.0, None

@@ -325,8 +325,8 @@ class Scatter:
         n = self._n
         if n < 3:
             return np.zeros(len(i))
-        low = np.clip(i - 1 - NEAR_STEPS, 0, n - 2)
-        high = np.clip(i + NEAR_STEPS, low + 1, n - 2)
+        low = np.minimum(np.maximum(i - 1 - NEAR_STEPS, 0), n - 2)
+        high = np.minimum(np.maximum(i + NEAR_STEPS, low + 1), n - 2)
         low = np.minimum(low, high - 1)
         return np.asarray(np.maximum((self._sum_w2[high] - self._sum_w2[low]) / (high - low), 0.0))
 
@@ -348,9 +348,9 @@ class CounterErrors:
         """
         times_s, watts, aged_j = self._times_s, self._watts, self._aged_j
         at_s = edges.reshape(-1)
-        i = np.clip(np.searchsorted(times_s, at_s, side="right") - 1, 0, len(watts) - 1)
+        i = np.minimum(np.maximum(times_s.searchsorted(at_s, side="right") - 1, 0), len(watts) - 1)
         dt = times_s[i + 1] - times_s[i]
-        f = np.clip((at_s - times_s[i]) / dt, 0.0, 1.0)
+        f = np.minimum(np.maximum((at_s - times_s[i]) / dt, 0.0), 1.0)
         age_j2 = ((1 - f) * aged_j[i] + f * aged_j[i + 1]) ** 2
         interpolated_j = self._change_near_w(i, f) * dt * f * (1 - f)
         either_side = np.minimum(f * (1 - f) + self._within_s[i] / (2 * dt), 0.25)
@@ -360,8 +360,9 @@ class CounterErrors:
     def _change_near_w(self, i: NDArray[np.intp], f: Array) -> Array:
         """By how much the power may have changed within the i-th step, which an edge cuts at f."""
         watts = self._watts
-        near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
-        return np.asarray(np.ptp(near_w, axis=0))
+        before_w, own_w, after_w = watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]
+        highest_w = np.maximum(np.maximum(before_w, own_w), after_w)
+        return np.asarray(highest_w - np.minimum(np.minimum(before_w, own_w), after_w))
 
 
 class MeanErrors(CounterErrors):

@@ -65,6 +65,29 @@ def test_help_imports_little() -> None:
     assert set(shown.stderr.split()) == {"annotated_doc", "harness", "results", "shellingham", "typer"}
 
 
+@pytest.mark.parametrize("command", ["report", "sheets"])
+def test_commands_that_compute_with_no_model_start_without_torch(
+    command: str, finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """It takes two seconds to import."""
+    words = (
+        [command, str(finished_run.directory), "--out", str(tmp_path / "again")] if command == "report" else [command]
+    )
+    code = f"""
+        import sys
+        from harness.cli import main
+        sys.argv = ["joulebench", *{words!r}]
+        try:
+            main()
+        finally:
+            print("torch" in sys.modules, file=sys.stderr)
+    """
+    shown = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=False, capture_output=True, text=True, env=environment()
+    )
+    assert (shown.returncode, shown.stderr) == (0, "False\n")
+
+
 def test_the_program_that_is_installed_shows_its_help() -> None:
     shown = subprocess.run([EXECUTABLE, "--help"], check=True, capture_output=True, text=True, env=environment())
     assert "Usage: joulebench" in shown.stdout

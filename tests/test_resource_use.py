@@ -57,17 +57,22 @@ def ran_of(spans: list[tuple[int, int, int]]) -> Ran:
     return Ran(COMPONENTS, place_P, start_P.astype(np.float64), (start_P + length_P).astype(np.float64))
 
 
-@given(SPANS)
-def test_states_are_those_of_a_count_second_by_second_and_fill_the_window(spans: list[tuple[int, int, int]]) -> None:
-    use = machine_use(ran_of(spans), 0.0, 18.0)
+@given(SPANS, st.integers(-4, 12), st.integers(1, 18), st.booleans())
+def test_states_are_those_of_a_count_second_by_second_and_fill_the_window(
+    spans: list[tuple[int, int, int]], begin: int, lasting: int, in_order: bool
+) -> None:
+    """In the order of their starts, as trials keep them, only those near a window are looked at."""
+    if in_order:
+        spans = sorted(spans, key=lambda span: span[1])
+    use = machine_use(ran_of(spans), float(begin), float(begin + lasting))
     counted = {name: [0, 0, 0, 0] for name in COMPONENTS}
-    for second in range(18):
+    for second in range(begin, begin + lasting):
         working = {COMPONENTS[at] for at, start, length in spans if start <= second < start + length}
         for name in COMPONENTS:
             counted[name][(1 if len(working) > 1 else 0) if name in working else 2 if working else 3] += 1
     for name in COMPONENTS:
         assert list(use.of(name)) == pytest.approx(counted[name])
-        assert sum(use.of(name)) == pytest.approx(18.0)
+        assert sum(use.of(name)) == pytest.approx(lasting)
 
 
 @given(SPANS)
