@@ -20,8 +20,10 @@ from harness.device_specs import (
     IPhoneSpec,
     ModelledSpec,
 )
+from harness.matrix import Part
 from harness.plan_values import shown
 from harness.problems import nearest
+from harness.schema import EngineSpec
 from results.records import MODEL_PREFIX
 
 
@@ -50,6 +52,29 @@ def sheet_problems(device: DeviceSpec) -> tuple[str, ...]:
     except SheetError as error:
         return error.lines
     return ()
+
+
+SEE_NO_CPU, SEE_NO_GPU = frozenset({"nvml"}), frozenset({"rapl", "perf", "modelled"})
+"""Meters that are of one unit alone, on any machine."""
+
+
+def blind_warning(device: DeviceSpec, engines: Sequence[Part[EngineSpec]]) -> str | None:
+    """Where all meters of a host look away from what our engines compute on: their joules are of a part that rests.
+
+    Other engines may compute elsewhere than the plan says: a server has a GPU of its own."""
+    if not isinstance(device, HostSpec):
+        return None
+    on_it = any(engine.spec.devices is None or device.name in engine.spec.devices for engine in engines)
+    on_cpu = device.computes == "cpu"
+    if not on_it or not set(device.meters) <= (SEE_NO_CPU if on_cpu else SEE_NO_GPU):
+        return None
+    named, see = ", ".join(device.meters), "see" if len(device.meters) > 1 else "sees"
+    seen, unseen = ("GPUs", "CPU") if on_cpu else ("the CPU", "GPU")
+    remedy = 'set computes = "cuda", or name a meter of the CPU' if on_cpu else 'name "nvml", "zeus" or "auto"'
+    return (
+        f"device {device.name}: {named} {see} {seen} alone, and the engine computes on the {unseen}: joules leave out"
+        f" what it draws; {remedy}"
+    )
 
 
 def same_name_problems(devices: Sequence[DeviceSpec]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from harness.catalog import METERS
 from harness.combinations import mismatch
 from harness.context_checks import context_warnings
 from harness.core_sets import CoreSets
+from harness.device_problems import blind_warning
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
 from harness.external.catalog import EXTERNAL
@@ -109,7 +110,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     warnings += unheeded_of_protocol(draft.plan.protocol, devices)
     for device in devices:
         problems += _device_problems(device, others, _runs_unread(draft, others))
-        warnings += unheeded_of_device(device)
+        warnings += [*unheeded_of_device(device), blind_warning(device, engines)]
     for other in others:
         problems += [*external_problems(other), *_other_core_problems(other, devices)]
         warnings.append(crowded_warning(other, devices))

@@ -187,6 +187,8 @@ def test_rapl_without_a_package_that_moves_is_no_meter(tmp_path: Path) -> None:
     dead.add("intel-rapl:0", "package-0", 0.0)
     with pytest.raises(MeterUnavailableError, match=r"stand still \(package-0\) for 4 s"):
         rapl(dead)
+    page = Path(__file__).parents[1] / "docs" / "devices" / "linux.md"
+    assert "| the counters stand still (package-0) for 4 s |" in page.read_text("utf-8")
 
 
 def test_rapl_counter_that_freezes_in_a_window_leaves_it_without_energy(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from engines.base import unheard
 from engines.reference import ReferenceEngine
+from harness.device_problems import blind_warning
 from harness.device_specs import AndroidSpec, HostSpec
 from harness.matrix import own_engines
 from harness.model_specs import ModelSpec
@@ -254,3 +255,33 @@ def test_threads_of_a_modelled_device_are_told(threads: object, told: str) -> No
         f"engine b: threads = {told} changes nothing: a sheet prices its unit as a whole; remove it"
     ]
     assert warnings_of(engine=arms, device=[M2_ULTRA, HOST]) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ({"meters": ["nvml"]}, "nvml sees GPUs alone, and the engine computes on the CPU"),
+        ({"meters": ["rapl"], "computes": "cuda"}, "rapl sees the CPU alone, and the engine computes on the GPU"),
+        ({"meters": ["rapl", "modelled"], "computes": "mps"}, "rapl, modelled see the CPU alone, and the engine"),
+        ({"meters": ["nvml", "rapl"]}, None),
+        ({"meters": ["nvml"], "computes": "cuda"}, None),
+        ({"meters": ["auto"], "computes": "cuda"}, None),
+        ({"meters": ["zeus"]}, None),
+    ],
+)
+def test_meters_that_look_away_from_the_engine_are_told(device: dict[str, Any], told: str | None) -> None:
+    """A GPU at rest has joules too: they stood beside the tokens of a CPU."""
+    draft = draft_plan(raw_plan(device=[HOST | device]))
+    (host,) = (device.spec for device in draft.named.devices)
+    warning = blind_warning(host, own_engines(draft.named.engines))
+    assert (warning is None) == (told is None)
+    assert f"device host: {told or ''}" in (warning or "device host: ")
+
+
+def test_meters_beside_an_arm_that_is_elsewhere_are_not_told() -> None:
+    (found,) = warnings_of(device=[HOST | {"meters": ["nvml"]}])
+    assert found.endswith('joules leave out what it draws; set computes = "cuda", or name a meter of the CPU')
+    server = {"name": "server", "runs": "openai", "url": "http://127.0.0.1:1/v1"}
+    draft = draft_plan(raw_plan(device=[HOST | {"meters": ["nvml"]}], engine=[server]))
+    (host,) = (device.spec for device in draft.named.devices)
+    assert blind_warning(host, own_engines(draft.named.engines)) is None
