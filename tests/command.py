@@ -1,4 +1,4 @@
-"""The command line as a real process: each command's first is a new one, the others are forked from a warm one."""
+"""The command line as a real process: of each command one is new, the others are forked from a warm one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ TIMEOUT_S = 240
 
 STARTED = "JOULEBENCH_TESTS_STARTED"
 """Names the folder in which a file stands for each command that these tests have started, by whichever worker."""
+NEW_ANYWAY = {"-v", "calibrate", "compare", "coreml", "doctor", "history", "model", "plan", "report", "run", "tune"}
+"""Commands that some test starts as a process of its own, to end it or to see what it writes where; and an option."""
 
 
 class Finished(NamedTuple):
@@ -44,8 +46,8 @@ def names_of_modules(folder: Path) -> Path:
 
 
 def joulebench(*arguments: str, data: Path | None = None, cwd: Path | None = None, fresh: bool = False) -> Finished:
-    """Runs it to its end. fresh: in a new process, as the first of each command is anyway, not in a forked one."""
-    is_first = _is_first(arguments[0])
+    """Runs it to its end. fresh: in a new process, as the first of most commands is anyway, not in a forked one."""
+    is_first = arguments[0] not in NEW_ANYWAY and _is_first(arguments[0])
     command, own = [str(EXECUTABLE), *arguments], environment(data)
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         if fresh or is_first:

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 settings.register_profile("any load", deadline=None)
 settings.load_profile("any load")
 
+# Containers often turn off that Python keeps what it compiled: then each of hundreds of processes compiles all of ours.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A shell that starts the tests in the background has them and all that they start ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

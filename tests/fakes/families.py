@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,8 @@ def write_family(folder: Path, case: FamilyCase) -> Any:
     import transformers
 
     config_class = getattr(transformers, case.family + ("TextConfig" if case.family == "Llama4" else "Config"))
-    config = config_class(**{**SIZES, "pad_token_id": None, **case.changes})
+    # transformers writes into what it is given: a later model of the same rope would change this one's.
+    config = config_class(**{**SIZES, "pad_token_id": None, **deepcopy(case.changes)})
     config._attn_implementation = "eager" if case.eager else "sdpa"
     model = getattr(transformers, case.family + "ForCausalLM")(config).eval()
     randomise(model)
