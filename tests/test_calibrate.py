@@ -23,11 +23,14 @@ from results.heat import heat_of_cells, layers_of
 from results.report.arms import arms_of
 from results.report.foretold import foretold_of
 from results.store import Store
+from tests.cases import marked
 from tests.command import joulebench, start
 from tests.eventually import eventually
 from tests.fakes.random_models import copy_bundled, write_random_model
 from tests.plans import BOOLQ, MODEL, TIERS, raw_plan, write_plan
 from tests.profiles import bench_and_plan, origin_of, skewed, trials
+
+ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 
 
 @pytest.fixture(autouse=True)
@@ -255,7 +258,7 @@ def test_what_was_counted_is_written_elsewhere_where_it_was_asked_is_no_room(
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), marked(ENDS, pytest.mark.slow, but=ENDS[:1]))
 def test_an_end_from_outside_leaves_no_profile(number: signal.Signals, code: int, tmp_path: Path) -> None:
     log = tmp_path / "log"
     arguments = ("calibrate", MODEL, "--data", "boolq", "--prompts", "600", "--chunk", "16")

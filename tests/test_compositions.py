@@ -22,6 +22,7 @@ from harness.preflight import preflight
 from harness.run_parts import RunParts, expert_memory
 from harness.schema import EngineSpec
 from results.counters import EngineCounters
+from tests.cases import marked
 from tests.fakes.random_models import BUNDLED
 from tests.plans import raw_plan
 from tests.test_expert_slots import all_logits
@@ -178,7 +179,7 @@ def test_what_the_sources_combine_is_not_refused(key: Key) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", marked(FORMS, pytest.mark.slow, but=["fp32"]))
 def test_what_can_be_combined_gives_what_it_must(route: str, form: str) -> None:
     """Logits of prefill and decoding: the oracle's, or those of the same choices where nothing moves."""
     n = 0

@@ -75,7 +75,7 @@ def in_memory(name: str, dtype: torch.dtype = torch.float32, threads: int | None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("room", ROOM)
 @pytest.mark.parametrize("name", ["on-demand", "prefetch-hint"])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
     name: str, room: str, dtype: torch.dtype, threads: int
 ) -> None:

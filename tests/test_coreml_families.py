@@ -23,6 +23,7 @@ from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext
 from engines.techniques.parameters import CustomParameters
 from harness.coreml_convert import convert_all
+from tests.cases import marked
 from tests.fakes.families import CASES, write_family
 
 pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")
@@ -37,6 +38,8 @@ REFUSED = {
     "llama4": "attention temperature by position",
 }
 """What no graph computes, by the part that the refusal names."""
+USUAL = ("mixtral", "olmoe-clip", "qwen2-moe", "phi-moe-long-rope", "glm4-moe", "gpt-oss-yarn", "llama4-top2")
+"""One of each family, with most of its parts."""
 ON_NPU = CustomParameters.model_validate(
     {
         "backbone": "npu",
@@ -101,7 +104,7 @@ def narrowed(weights: Any) -> Any:
     return replace(weights, **changed)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
+@pytest.mark.parametrize("name", marked([name for name in CASES if name not in REFUSED], pytest.mark.slow, but=USUAL))
 def test_graphs_equal_torch(name: str, tmp_path: Path) -> None:
     write_family(tmp_path / "model", CASES[name])
     checkpoint = as_packages_hold(load_checkpoint(str(tmp_path / "model"), torch.float16))

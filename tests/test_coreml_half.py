@@ -23,6 +23,7 @@ from engines.model.weights import SparseWeights
 from engines.techniques.parameters import Composed
 from engines.techniques.presets import preset_parameters
 from results.counters import EngineCounters
+from tests.cases import marked
 from tests.coreml import Converted, Recorded, converted, engine_of, generation, model_of, prompt, recorded
 from tests.half_reader import HalfReader, PlannedReader
 from tests.test_presets import pairs_of
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.numbers
 
 PROMPTS = (80, 88, 96, 100, 104, 110, 124, 130, "drawn 1", "drawn 2", "drawn 3", "drawn 4")
 """So many tokens of a text; or 100 tokens drawn evenly, by their seed, of which the model is less sure."""
+USUAL = (80, "drawn 1")
+"""One of a text and one drawn; the others, which take as long each, are slow."""
 N_DRAWN, N_NEW = 100, 64
 
 
@@ -40,7 +43,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Converted:
     return converted("npumoe", tmp_path_factory.mktemp("npumoe") / "packages", attention="stateless")
 
 
-@pytest.mark.parametrize("asked", PROMPTS)
+@pytest.mark.parametrize("asked", marked(PROMPTS, pytest.mark.slow, but=USUAL))
 def test_64_tokens_and_all_counts_are_those_of_torch_in_fp16(packages: Converted, asked: int | str) -> None:
     same_as_torch_in_fp16(packages, packages, "npumoe", asked)
 
@@ -59,7 +62,7 @@ def test_other_placements_too(tmp_path_factory: pytest.TempPathFactory, name: st
     same_as_torch_in_fp32_or_undecided(found, found, name, 100)
 
 
-@pytest.mark.parametrize("asked", PROMPTS)
+@pytest.mark.parametrize("asked", marked(PROMPTS, pytest.mark.slow, but=USUAL))
 def test_64_tokens_are_torchs_in_fp32_or_that_is_undecided(packages: Converted, asked: int | str) -> None:
     same_as_torch_in_fp32_or_undecided(packages, packages, "npumoe", asked)
 

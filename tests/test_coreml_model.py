@@ -18,6 +18,7 @@ from engines.coreml.transformer import CoremlTransformer, Variant
 from engines.errors import EngineError
 from engines.techniques.presets import preset_parameters
 from results.counters import EngineCounters
+from tests.cases import marked
 from tests.coreml import CHUNK, CONTEXT, Converted, converted, engine_of, generation, model_of, prompt, recorded
 from tests.half_reader import PlannedReader
 from tests.test_coreml_half import (
@@ -78,7 +79,7 @@ def test_64_greedy_tokens_and_all_counts_are_equal(
     assert model.ran.filled_rows == 16 * 4 * n_groups > 0
 
 
-@pytest.mark.parametrize("asked", [GREEDY_PROMPT, 110, "drawn 1"])
+@pytest.mark.parametrize("asked", marked([GREEDY_PROMPT, 110, "drawn 1"], pytest.mark.slow, but=[GREEDY_PROMPT]))
 def test_fp16_in_states_chooses_torchs_tokens_or_that_is_undecided(grouped: Converted, asked: int | str) -> None:
     same_as_torch_in_fp32_or_undecided(grouped, grouped, "npumoe-tg", asked, "stateful")
 

@@ -124,7 +124,7 @@ def tables(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("variant", ["stateless", "stateful"])
+@pytest.mark.parametrize("variant", [pytest.param("stateless", marks=pytest.mark.slow), "stateful"])
 def test_each_graph_that_ran_is_kept_with_the_unit_of_each_operation(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

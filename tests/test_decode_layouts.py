@@ -31,6 +31,7 @@ from engines.techniques.base import Technique
 from engines.techniques.context import LayerInput
 from engines.techniques.presets import dropless
 from results.records import Request
+from tests.cases import marked
 from tests.fakes import deepseek_v1
 from tests.fakes.families import CASES, write_family
 from tests.fakes.published import PUBLISHED
@@ -198,7 +199,7 @@ def drawn_layouts(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("top_k", range(1, 9))
+@pytest.mark.parametrize("top_k", marked(range(1, 9), pytest.mark.slow, but=[1, 2, 6]))
 def test_one_call_a_step_computes_the_rows_of_the_plan(form: str, top_k: int, folders: dict[int, Path]) -> None:
     """Rows by the rule; hidden states as layer by layer, and as the sum over experts by its definition."""
     model = model_of(folders[top_k], form)

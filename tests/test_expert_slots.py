@@ -72,7 +72,7 @@ def all_logits(made: ReferenceEngine) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("name", "parameters"), ARMS)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
     name: str, parameters: dict[str, Any], dtype: torch.dtype, threads: int
 ) -> None:

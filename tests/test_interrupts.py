@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from results.store import Store
+from tests.cases import marked
 from tests.command import environment, start
 from tests.eventually import PATIENCE_S
 from tests.plans import FAST, raw_plan, write_plan
@@ -62,12 +63,12 @@ def test_a_signal_while_the_program_starts_prints_a_line_and_no_traceback(number
     assert interrupted_at_import("typer", number, "--help") == (code, "", f"error: {words}\n")
 
 
-@pytest.mark.parametrize(("number", "code", "words"), ENDINGS)
+@pytest.mark.parametrize(("number", "code", "words"), marked(ENDINGS, pytest.mark.slow, but=ENDINGS[:1]))
 def test_a_signal_while_a_command_imports_what_it_needs_prints_a_line(number: int, code: int, words: str) -> None:
     assert interrupted_at_import("harness.cross.table", number, "cross") == (code, "", f"error: {words}\n")
 
 
-@pytest.mark.parametrize(("number", "code", "words"), ENDINGS[:2])
+@pytest.mark.parametrize(("number", "code", "words"), marked(ENDINGS[:2], pytest.mark.slow, but=ENDINGS[1:2]))
 def test_a_signal_while_a_plan_is_checked_says_that_nothing_was_begun(
     tmp_path: Path, number: int, code: int, words: str
 ) -> None:
@@ -84,7 +85,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
     assert "Usage" in stdout
 
 
-@pytest.mark.parametrize(("number", "code", "words"), ENDINGS[1:])
+@pytest.mark.parametrize(("number", "code", "words"), marked(ENDINGS[1:], pytest.mark.slow, but=ENDINGS[2:]))
 def test_a_run_that_is_ended_from_outside_keeps_its_trials_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int, words: str
 ) -> None:

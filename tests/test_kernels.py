@@ -22,6 +22,7 @@ from engines.model.norms import row_norms
 from engines.model.router import RouterWeights, choose, route, router_logits
 from engines.oracle import mix_experts
 from engines.techniques.presets import dropless
+from tests.cases import marked
 from tests.kernel_forms import STORED, needs_compiler, random, relative_error, stored
 from tests.techniques import seen
 
@@ -172,7 +173,7 @@ def test_experts_whose_rows_share_their_places_in_a_cache_are_the_oracles(
 
 
 @needs_compiler
-@stored
+@pytest.mark.parametrize("form", marked(STORED, pytest.mark.slow, but=STORED.keys() - {"int4 g64", "int4 g128"}))
 def test_calls_of_any_size_beside_a_large_one_are_the_oracles(form: str) -> None:
     """Up to eight rows go by the kernels of few rows, more of them by panels of all sizes."""
     experts, widened = experts_stored(form)

@@ -23,6 +23,7 @@ from engines.reference import ReferenceEngine
 from engines.sampling import token_probabilities
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
+from tests.cases import marked
 from tests.fakes.random_models import write_random_model
 from tests.hf_peer import Pair, ask_hf, ask_ours, assert_same_answers, load_pair, texts_of_hf
 from workloads.any_task import AnyTask, AnyTaskParameters
@@ -116,7 +117,10 @@ def test_an_end_token_that_shows_is_cut_off_as_in_lm_eval(tmp_path: Path) -> Non
     assert completion.token_ids[-1] == 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"temperature": 0.8, "top_p": 0.9}, {"top_k": 5}])
+SETTINGS: list[dict[str, Any]] = [{}, {"temperature": 0.6}, {"temperature": 0.8, "top_p": 0.9}, {"top_k": 5}]
+
+
+@pytest.mark.parametrize("settings", marked(SETTINGS, pytest.mark.slow, but=SETTINGS[2:3]))
 def test_a_task_that_samples_draws_as_lm_evals_model_does(settings: dict[str, Any], pair: Pair) -> None:
     """What it does not state is transformers' default, 50 likeliest tokens among it."""
     n = 4000

@@ -27,6 +27,7 @@ from engines.model.tensor_files import is_mapped
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.techniques.parameters import CustomParameters
+from tests.cases import marked
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
 from tests.test_compositions import MOVES, ROUTES
@@ -48,6 +49,7 @@ ARMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("moe-ondemand", {"slots": 4}),
 )
 FORMS: tuple[Form, ...] = ("fp32", "bf16", "int8", "mxfp4")
+FAMILIES = ("gpt-oss", "gpt-oss-mxfp4", "llama4")
 
 
 def expert_bytes(form: Form) -> int:
@@ -63,7 +65,7 @@ def expert_bytes(form: Form) -> int:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """As published in bf16 (stacked), in MXFP4 blocks, and Llama 4, whose experts are stacked and have no biases."""
     found = {}
-    for family in ("gpt-oss", "gpt-oss-mxfp4", "llama4"):
+    for family in FAMILIES:
         found[family] = folder = tmp_path_factory.mktemp(family)
         write_family(folder, replace(CASES[family], changes=CASES[family].changes | {"intermediate_size": I}))
         copy_tokenizer(folder)
@@ -76,7 +78,7 @@ def asked_as(form: Form) -> tuple[torch.dtype, Quantisation]:
     return (torch.float32, Quantisation(experts=form)) if plain is None else (plain, Quantisation())
 
 
-@pytest.mark.parametrize("family", ["gpt-oss", "gpt-oss-mxfp4", "llama4"])
+@pytest.mark.parametrize("family", marked(FAMILIES, pytest.mark.slow, but=["gpt-oss-mxfp4", "llama4"]))
 @pytest.mark.parametrize("form", FORMS)
 def test_caches_answer_bit_for_bit_as_all_experts_in_memory(family: str, form: Form, folders: dict[str, Path]) -> None:
     """Prefill and decode, with misses in the middle of steps. What moved is the experts that were missed, whole."""
@@ -97,7 +99,7 @@ def test_caches_answer_bit_for_bit_as_all_experts_in_memory(family: str, form: F
 
 
 @pytest.mark.parametrize("name", ["on-demand", "prefetch-hint"])
-@pytest.mark.parametrize("family", ["gpt-oss", "gpt-oss-mxfp4"])
+@pytest.mark.parametrize("family", marked(FAMILIES[:2], pytest.mark.slow, but=["gpt-oss-mxfp4"]))
 @pytest.mark.parametrize("form", FORMS)
 def test_two_buffers_answer_bit_for_bit_as_all_experts_in_memory(
     name: str, family: str, form: Form, folders: dict[str, Path]

@@ -24,6 +24,7 @@ from harness.reproduce.printed import Number, Span, parse_printed
 from harness.reproduce.rounding import meets, span_of
 from harness.reproduce.sources import SOURCES, Source
 from harness.reproduce.told import verdict_text
+from tests.cases import marked
 from tests.test_reproduce_ledger import handed_rows
 
 
@@ -286,7 +287,8 @@ def test_every_row_that_needs_no_machine_is_computed(source: Source) -> None:
     assert sorted(analytic - found) == []
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.id)
+# The first has all of it in its own tests too.
+@pytest.mark.parametrize("source", marked(SOURCES, pytest.mark.slow, but=SOURCES[1:]), ids=lambda s: s.id)
 def test_every_row_is_computed_and_what_differs_is_explained(source: Source) -> None:
     book = ledger()
     claims = [claim.id for claim in book.of_source(source.id)]

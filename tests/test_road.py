@@ -27,6 +27,7 @@ from results.roads import arithmetic_notes, comparable_roads, road_notes, road_w
 from results.store import Store
 from results.summary import summary
 from results.trial_tables import trials
+from tests.cases import marked
 from tests.command import run_python
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
@@ -146,12 +147,17 @@ def test_arithmetic_of_an_accelerator_is_torchs(checkpoint: Checkpoint) -> None:
     assert road.instruction_set == torch.backends.cpu.get_cpu_capability()
 
 
+COMPILED = [
+    ("x86-64-v3", "AVX2"),
+    ("x86-64-v3 -mavxvnni", "AVX2 with VNNI"),
+    ("x86-64-v4", "AVX-512 without VNNI"),
+    ("x86-64-v4 -mavx512vnni", "AVX-512"),
+    ("x86-64", "SSE2"),
+]
+
+
 @needs_compiler
-@pytest.mark.parametrize(
-    ("march", "named"),
-    [("x86-64-v4", "AVX-512 without VNNI"), ("x86-64-v4 -mavx512vnni", "AVX-512"), ("x86-64-v3", "AVX2"),
-     ("x86-64-v3 -mavxvnni", "AVX2 with VNNI"), ("x86-64", "SSE2")],
-)  # fmt: skip
+@pytest.mark.parametrize(("march", "named"), marked(COMPILED, pytest.mark.slow, but=COMPILED[:1]))
 def test_kernels_say_what_they_were_compiled_for(march: str, named: str, tmp_path: Path) -> None:
     if "x86" not in __import__("platform").machine():
         pytest.skip("names of x86")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import marked
 from tests.data_folder import data_folder
 from tests.fakes.random_models import BUNDLED, write_random_model
 from tests.hf_peer import Pair, ask_hf, ask_ours, assert_same_answers, load_pair
@@ -176,7 +177,7 @@ def first_file(root: Path, name: str) -> Path:
     return next(path for suffix in ("jsonl", "jsonl.gz") if (path := root / f"{name}.{suffix}").is_file())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", marked(CASES, pytest.mark.slow, but=["hellaswag", "gsm8k", "truthfulqa_mc2"]))
 def test_a_random_moe_answers_and_scores_as_in_lm_eval(
     name: str, random_moe: Pair, items: Path, tmp_path: Path
 ) -> None:

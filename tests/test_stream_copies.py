@@ -24,6 +24,7 @@ from engines.model.stream_copier import StreamCopier, StreamJob
 from engines.profile_files import profile_folder, read_profile
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
+from tests.cases import marked
 from tests.fakes.noted_streams import NotedStreams
 from tests.fakes.random_models import BUNDLED
 from tests.test_expert_slots import EXPERT, request
@@ -84,9 +85,11 @@ ARMS: list[tuple[str, str, dict[str, Any]]] = [
     *((name, "few", {}) for name in ("est-pf", "hybrid-pf")),
     *((name, "all", {"slots": 3}) for name in ("lru", "lfu", "static", "moe-ondemand")),
 ]
+USUAL = [arm for arm in ARMS if arm[1] == "few" or arm[0] == "lru"]
+"""Each arm with buffers that a layer overflows, and the cache that most have."""
 
 
-@pytest.mark.parametrize(("name", "room", "parameters"), ARMS, ids=str)
+@pytest.mark.parametrize(("name", "room", "parameters"), marked(ARMS, pytest.mark.slow, but=USUAL), ids=str)
 @pytest.mark.parametrize("late", [True, False])
 def test_every_call_waits_for_its_copies_and_every_copy_for_the_calls_before(
     name: str, room: str, parameters: dict[str, Any], late: bool
