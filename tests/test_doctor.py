@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from results.energy import energy_between
 from results.environments import Conditions
 from results.records import PowerTrace
 from results.report.self_test import check_line, meter_line
-from results.self_tests import Check, SelfTest
+from results.self_tests import Check, SelfTest, Verdict
 from tests.command import EXECUTABLE, environment, joulebench
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
@@ -365,3 +367,12 @@ def test_without_an_adb_server_the_doctor_says_how_to_start_one(tmp_path: Path) 
     assert done.returncode == 4, done.stdout + done.stderr
     assert "adb start-server" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_the_page_has_each_verdict() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "doctor.md").read_text("utf-8")
+    told = re.findall(r"^\| ([a-z ]+) \| .* \| (\d) \|$", page, re.MULTILINE)
+    assert [verdict for verdict, _ in told] == list(get_args(Verdict))
+    assert dict(told) == {
+        "ready": "0", "to be fixed": "5", "untested": "5", "modelled only": "3", "not ready": "4"
+    }  # fmt: skip
