@@ -146,6 +146,39 @@ def test_renewals_at_any_time_are_rarely_taken_for_ones_in_step(n: int) -> None:
     assert sum(told) <= 17
 
 
+@pytest.mark.parametrize(
+    ("n", "unmet", "told"), [(10, 0.59, False), (10, 0.60, True), (9, 0.99, False), (20, 0.49, False), (20, 0.51, True)]
+)
+def test_a_piece_is_told_from_half_a_request_on_where_chance_leaves_it_in_three_of_1000(
+    n: int, unmet: float, told: bool
+) -> None:
+    """Stevens: 10 * 0.41^9 = 0.0033, 10 * 0.40^9 = 0.0026, 20 * 0.51^19 = 0.00006; of nine nothing is said."""
+    at_s = np.arange(n) + np.linspace(0, 1 - unmet, n)
+    found = unmet_share(at_s, np.arange(n + 2.0))
+    assert found == (pytest.approx(unmet) if told else None)
+
+
+def test_a_request_lasts_until_the_next_one_begins() -> None:
+    """Whatever it takes to answer: what is idle after it comes back with the requests too."""
+    read, requests, _, _ = window(np.full(N_REQUESTS, UPDATE_S), 4.0)
+    lasting_s = np.random.default_rng(5).uniform(1, 19, N_REQUESTS).tolist()
+    answered_early = [
+        one.model_copy(update={"end_s": one.start_s + s}) for one, s in zip(requests, lasting_s, strict=True)
+    ]
+    [note] = told_alike(read, answered_early)
+    assert "100 % of a request's time was never seen" in note
+
+
+def test_a_load_that_does_not_follow_the_requests_is_no_less_certain_for_them() -> None:
+    """Watts by chance: in the order of their places in a request they are no smoother than in any other."""
+    lengths_s = np.random.default_rng(2).uniform(15, 25, N_REQUESTS)
+    read, requests, end_s, _ = window(lengths_s, 4.0)
+    by_chance = replace(read, values=np.random.default_rng(6).normal(3.5, 1.0, len(read.values)))
+    plain = energy_between([by_chance], [(100.0, end_s)], "all", "battery")
+    assert plain.uncertainty_j is not None
+    assert whole(by_chance, requests, end_s).uncertainty_j == plain.uncertainty_j
+
+
 def test_what_is_no_gauge_or_has_too_little_to_say_is_not_told() -> None:
     read, requests, _, _ = window(np.full(N_REQUESTS, UPDATE_S), 4.0)
     for other in (
