@@ -21,7 +21,7 @@ from harness.tuning.core_race import core_race
 from harness.tuning.display import candidate_records, candidate_rows, order_words, sentence, taken_words
 from harness.tuning.pages import front_chart, write_session
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
-from harness.tuning.presets import parameters_of, probed_once, told
+from harness.tuning.presets import COUNTS, parameters_of, probed_once, told
 from harness.tuning.probing import Probe
 from harness.tuning.profile import Check, CheckedRatio, Fingerprint, TunedProfile
 from harness.tuning.race import AllFailedError, Ask, Estimate, Failed, Reading, Rules, drive, measured_j, race
@@ -321,3 +321,17 @@ def test_nothing_that_follows_from_replayed_joules_is_certain(tmp_path: Path) ->
         assert verdict_of([time, counted], 0.08, "energy", modelled=False) == ("holds" if low < 1 else "does not hold")
     write_session(session, checked("energy", time, energy), tmp_path)
     assert "No meter was read: the joules are replayed" in (tmp_path / "tune.html").read_text(encoding="utf-8")
+
+
+def test_the_page_has_each_constant_with_its_default() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "tuning-race.md").read_text("utf-8")
+    table = page[page.index("| constant |") :].split("\n\n")[0].splitlines()
+    head, _, *rows = ([cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table)
+    assert head == ["constant", *PRESETS, "tree", "what"]
+    for column, search in enumerate(head[1:-1], start=1):
+        shown = {row[0]: row[column] for row in rows}
+        constants = told(parameters_of(search, 0.08, []))
+        of_presets = {*COUNTS, "ends_at", "order", "floor_from"}
+        taken = {key: value for key, value in constants.items() if search in PRESETS or key not in of_presets}
+        words = {key: f"{value:g}" if isinstance(value, int | float) else value or "" for key, value in taken.items()}
+        assert shown == dict.fromkeys(shown, "") | words
