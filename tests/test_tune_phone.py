@@ -38,7 +38,7 @@ from tests.plans import FAST, Raw, problems, raw_plan, write_plan
 
 # Readings are 10 ms apart: six workers on two cores kept the reader from one for 85 and 158 ms, in probes that followed
 # one another, and a session gives up after three in a row that it cannot use.
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 SLOWDOWN = 0.08
 CHARGING = DISCHARGING.replace("USB powered: false", "USB powered: true").replace("status: 3", "status: 2")
