@@ -28,7 +28,7 @@ AS_SMOOTH = 1.25
 """Periods that leave the readings nearly as smooth may be the true one: the one that errs most is taken."""
 LONGEST = 4096
 """Readings that are looked at for the peaks, and at most so many are folded: the middle of longer stretches."""
-AT_ONCE = 1 << 15
+AT_ONCE = 1 << 11
 """Readings that are folded in one go, of all frequencies together: arrays that stay in a processor's cache."""
 
 # F frequencies, N readings
