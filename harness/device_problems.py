@@ -20,6 +20,7 @@ from harness.device_specs import (
     IPhoneSpec,
     ModelledSpec,
 )
+from harness.external.base import ExternalSpec
 from harness.matrix import Part
 from harness.plan_values import shown
 from harness.problems import nearest
@@ -56,23 +57,34 @@ def sheet_problems(device: DeviceSpec) -> tuple[str, ...]:
 
 SEE_NO_CPU, SEE_NO_GPU = frozenset({"nvml"}), frozenset({"rapl", "perf", "modelled"})
 """Meters that are of one unit alone, on any machine."""
+COMPUTE_ELSEWHERE = frozenset({"openai", "coreml"})
 
 
-def blind_warning(device: DeviceSpec, engines: Sequence[Part[EngineSpec]]) -> str | None:
-    """Where all meters of a host look away from what our engines compute on: their joules are of a part that rests.
+def blind_warning(
+    device: DeviceSpec, engines: Sequence[Part[EngineSpec]], others: Sequence[Part[ExternalSpec]]
+) -> str | None:
+    """Where all meters of a host look away from what an engine computes on: their joules are of a part that rests.
 
-    Other engines may compute elsewhere than the plan says: a server has a GPU of its own."""
+    others: engines that are not ours. A server and Core ML compute where they were told, and not by the plan.
+    """
     if not isinstance(device, HostSpec):
         return None
-    on_it = any(engine.spec.devices is None or device.name in engine.spec.devices for engine in engines)
-    on_cpu = device.computes == "cpu"
-    if not on_it or not set(device.meters) <= (SEE_NO_CPU if on_cpu else SEE_NO_GPU):
-        return None
+
+    def is_on_it(engine: Part[EngineSpec] | Part[ExternalSpec]) -> bool:
+        return engine.spec.devices is None or device.name in engine.spec.devices
+
+    units = {"CPU" if device.computes == "cpu" else "GPU" for engine in engines if is_on_it(engine)}
+    units |= {"CPU" for engine in others if is_on_it(engine) and engine.spec.runs not in COMPUTE_ELSEWHERE}
     named, see = ", ".join(device.meters), "see" if len(device.meters) > 1 else "sees"
-    seen, unseen = ("GPUs", "CPU") if on_cpu else ("the CPU", "GPU")
-    remedy = 'set computes = "cuda", or name a meter of the CPU' if on_cpu else 'name "nvml", "zeus" or "auto"'
+    if "CPU" in units and set(device.meters) <= SEE_NO_CPU:
+        seen, unseen, remedy = "GPUs", "CPU", "name a meter of the CPU"
+        remedy = f'set computes = "cuda", or {remedy}' if device.computes == "cpu" and not others else remedy
+    elif "GPU" in units and set(device.meters) <= SEE_NO_GPU:
+        seen, unseen, remedy = "the CPU", "GPU", 'name "nvml", "zeus" or "auto"'
+    else:
+        return None
     return (
-        f"device {device.name}: {named} {see} {seen} alone, and the engine computes on the {unseen}: joules leave out"
+        f"device {device.name}: {named} {see} {seen} alone, and an engine computes on the {unseen}: joules leave out"
         f" what it draws; {remedy}"
     )
 

@@ -110,7 +110,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     warnings += unheeded_of_protocol(draft.plan.protocol, devices)
     for device in devices:
         problems += _device_problems(device, others, _runs_unread(draft, others))
-        warnings += [*unheeded_of_device(device), blind_warning(device, engines)]
+        warnings += [*unheeded_of_device(device), blind_warning(device, engines, others)]
     for other in others:
         problems += [*external_problems(other), *_other_core_problems(other, devices)]
         warnings.append(crowded_warning(other, devices))

@@ -11,7 +11,7 @@ from engines.base import unheard
 from engines.reference import ReferenceEngine
 from harness.device_problems import blind_warning
 from harness.device_specs import AndroidSpec, HostSpec
-from harness.matrix import own_engines
+from harness.matrix import external_engines, own_engines
 from harness.model_specs import ModelSpec
 from harness.plan import draft_plan
 from harness.preflight import preflight
@@ -260,9 +260,9 @@ def test_threads_of_a_modelled_device_are_told(threads: object, told: str) -> No
 @pytest.mark.parametrize(
     ("device", "told"),
     [
-        ({"meters": ["nvml"]}, "nvml sees GPUs alone, and the engine computes on the CPU"),
-        ({"meters": ["rapl"], "computes": "cuda"}, "rapl sees the CPU alone, and the engine computes on the GPU"),
-        ({"meters": ["rapl", "modelled"], "computes": "mps"}, "rapl, modelled see the CPU alone, and the engine"),
+        ({"meters": ["nvml"]}, "nvml sees GPUs alone, and an engine computes on the CPU"),
+        ({"meters": ["rapl"], "computes": "cuda"}, "rapl sees the CPU alone, and an engine computes on the GPU"),
+        ({"meters": ["rapl", "modelled"], "computes": "mps"}, "rapl, modelled see the CPU alone, and an engine"),
         ({"meters": ["nvml", "rapl"]}, None),
         ({"meters": ["nvml"], "computes": "cuda"}, None),
         ({"meters": ["auto"], "computes": "cuda"}, None),
@@ -273,7 +273,7 @@ def test_meters_that_look_away_from_the_engine_are_told(device: dict[str, Any], 
     """A GPU at rest has joules too: they stood beside the tokens of a CPU."""
     draft = draft_plan(raw_plan(device=[HOST | device]))
     (host,) = (device.spec for device in draft.named.devices)
-    warning = blind_warning(host, own_engines(draft.named.engines))
+    warning = blind_warning(host, own_engines(draft.named.engines), ())
     assert (warning is None) == (told is None)
     assert f"device host: {told or ''}" in (warning or "device host: ")
 
@@ -282,6 +282,13 @@ def test_meters_beside_an_arm_that_is_elsewhere_are_not_told() -> None:
     (found,) = warnings_of(device=[HOST | {"meters": ["nvml"]}])
     assert found.endswith('joules leave out what it draws; set computes = "cuda", or name a meter of the CPU')
     server = {"name": "server", "runs": "openai", "url": "http://127.0.0.1:1/v1"}
-    draft = draft_plan(raw_plan(device=[HOST | {"meters": ["nvml"]}], engine=[server]))
-    (host,) = (device.spec for device in draft.named.devices)
-    assert blind_warning(host, own_engines(draft.named.engines)) is None
+    program = {"name": "program", "runs": "llama-bench", "program": "llama-bench", "model_file": "m.gguf"}
+    for arm, computes, told in (
+        (server, "cpu", None),
+        (program, "cpu", "an engine computes on the CPU: joules leave out what it draws; name a meter of the CPU"),
+        (program, "cuda", "an engine computes on the CPU: joules leave out what it draws; name a meter of the CPU"),
+    ):
+        draft = draft_plan(raw_plan(device=[HOST | {"meters": ["nvml"], "computes": computes}], engine=[arm]))
+        (host,) = (device.spec for device in draft.named.devices)
+        warning = blind_warning(host, (), external_engines(draft.named.engines))
+        assert warning is None if told is None else str(warning).endswith(told)
