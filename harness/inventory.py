@@ -23,7 +23,10 @@ def catalog_rows(what: str) -> list[Row]:
     """One row a name: of engines, techniques, workloads, devices, meters or plans."""
     if what == "engines":
         return [
-            {"name": "reference", "what": "torch, on this host: every technique through its dispatch plan"},
+            {
+                "name": "reference",
+                "what": "our kernels or torch, on this host: every technique through its dispatch plan",
+            },
             {"name": "modelled", "what": "the same plans priced on a hardware sheet: chosen by a model:NAME device"},
             *({"name": name, "what": spec.what} for name, spec in EXTERNAL.items()),
         ]
