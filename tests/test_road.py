@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from results.roads import arithmetic_notes, comparable_roads, road_notes, road_w
 from results.store import Store
 from results.summary import summary
 from results.trial_tables import trials
-from tests.cases import marked
 from tests.command import run_python
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
@@ -157,7 +157,25 @@ COMPILED = [
 
 
 @needs_compiler
-@pytest.mark.parametrize(("march", "named"), marked(COMPILED, pytest.mark.slow, but=COMPILED[:1]))
+@pytest.mark.skipif("JOULEBENCH_KERNEL_FLAGS" in os.environ, reason="kernels for another processor are asked for")
+def test_kernels_say_what_this_processor_has() -> None:
+    """As the kernel of the system lists it."""
+    listed, found = Path("/proc/cpuinfo"), build()
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    has = set(next((line for line in lines if line.startswith("flags")), "").split())
+    if not {"avx2", "fma"} <= has:
+        pytest.skip("a processor with another list, or without AVX2")
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= has:
+        assert found.instruction_set == ("AVX-512" if "avx512_vnni" in has else "AVX-512 without VNNI")
+    else:
+        assert found.instruction_set == ("AVX2 with VNNI" if "avx_vnni" in has else "AVX2")
+    assert str(found.flags).startswith("-O3")
+    assert str(found.flags).endswith(" -march=native")
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("march", "named"), COMPILED)
 def test_kernels_say_what_they_were_compiled_for(march: str, named: str, tmp_path: Path) -> None:
     if "x86" not in __import__("platform").machine():
         pytest.skip("names of x86")
