@@ -32,6 +32,12 @@ def test_net_energy_is_gross_less_idle_and_carries_the_idle_drift() -> None:
     assert reading.uncertainty_j == pytest.approx(0)
 
 
+def test_a_part_of_another_meter_is_none_that_lacks() -> None:
+    other = flat(7.0, 0, 1, meter="other", component="z")
+    idle = idle_baseline("m", [flat(4.0, 0, 1), other], [flat(6.0, 20, 21)])
+    assert (idle.power_w, idle.reason) == (pytest.approx(5.0), None)
+
+
 def test_gain_error_scales_the_net_energy_once() -> None:
     # A meter that reads g too much reads g (E - P t) too much: window and idle err together.
     before, after = flat(9.0, 0, 1, relative_accuracy=0.2), flat(9.0, 20, 21, relative_accuracy=0.2)
@@ -70,6 +76,23 @@ def test_idle_power_that_strays_by_itself_is_in_the_uncertainty_of_net_energy() 
         z.append((reading.net_energy_j - 50.0 * 20) / reading.net_uncertainty_j)
     assert np.mean(np.abs(z) <= 3) >= 0.95
     assert np.mean(np.abs(z) <= 1) <= 0.9  # and is no wider than it has to be
+
+
+@pytest.mark.parametrize("step_j", [0.0, 1.5])
+def test_how_far_idle_power_strays_is_the_variance_of_its_fifths_beyond_what_readings_leave_open(step_j: float) -> None:
+    """1, 2, 3, 4 and 5 J in the five seconds: a variance of 2.5 J^2, less the two edges' step^2 / 12 each. Idle power
+    is then known to sqrt(2 x (its readings' variance + that of 5 s) / 5^2) / 2, and a window of 8 s strays too."""
+    times_s = np.arange(100.0, 105.25, 0.5)
+    joules = np.interp(times_s, np.arange(100.0, 106.0), [0, 1, 3, 6, 10, 15])
+    one = trace("counter", times_s, joules, 0.5, method="modelled", resolution=step_j)
+    idle = idle_baseline("m", [one], [one])
+    edges_j2 = 2 * step_j**2 / 12
+    strays_j2_per_s = 2.5 - edges_j2
+    assert (idle.power_w, idle.strays_j2_per_s) == pytest.approx((3.0, strays_j2_per_s))
+    idle_w2 = (edges_j2 / 5**2 + strays_j2_per_s / 5) * 2 / 2**2
+    assert idle.uncertainty_w == pytest.approx(math.sqrt(idle_w2))
+    reading = energy(flat(30.0, 5, 15), (6.0, 14.0), idle=idle)
+    assert reading.net_uncertainty_j == pytest.approx(math.sqrt(idle_w2 * 8**2 + strays_j2_per_s * 8))
 
 
 def test_idle_power_that_stands_does_not_stray() -> None:

@@ -89,6 +89,8 @@ def test_parts_of_a_meter_add_up_and_contained_ones_do_not() -> None:
         ([], "meter m has no trace"),
         ([trace(TIMES_S, TIMES_S, update_period_s=2.0)], "5 new values in the window, 10 are needed"),
         ([trace(TIMES_S, np.floor(TIMES_S / 3.0), "counter")], "3 new values in the window"),
+        # Fifty readings, five of them in the window.
+        ([trace(np.arange(0.0, 100.0, 2.0), np.ones(50), sample_interval_s=2.0)], "5 new values in the window"),
         ([trace(TIMES_S, TIMES_S, gaps_s=((5.0, 6.0),))], "a gap"),
         ([trace(TIMES_S, TIMES_S, method="relative gauge")], "a relative gauge counts in units of its own"),
     ],
@@ -97,6 +99,12 @@ def test_what_a_meter_cannot_resolve_is_none_with_the_reason(traces: list[PowerT
     watts, reason = p90_power(traces, WINDOW, "m")
     assert watts is None
     assert why in (reason or "")
+
+
+def test_ten_readings_in_the_window_are_enough_and_a_gap_beside_it_takes_nothing() -> None:
+    times_s = np.arange(0.5, 20.0)
+    few = trace(times_s, np.where(times_s < 9.5, 5.0, 8.0), sample_interval_s=1.0, gaps_s=((0.5, 0.9), (11.0, 12.0)))
+    assert p90_power([few], WINDOW, "m") == (pytest.approx(8.0), None), "two of ten seconds"
 
 
 def test_a_part_that_is_switched_off_takes_no_total_away() -> None:
