@@ -129,6 +129,16 @@ def test_a_gauge_of_means_is_no_less_certain_for_it() -> None:
     assert whole(read, requests, end_s).uncertainty_j == pytest.approx(plain.uncertainty_j, abs=1e-3 * 3.5 * end_s)
 
 
+def test_a_meter_is_no_less_certain_for_another_that_met_requests_unevenly() -> None:
+    read, requests, end_s, _ = window(np.random.default_rng(2).uniform(15, 25, N_REQUESTS), 4.0)
+    at_s = np.arange(0.0, end_s + 100.0)
+    counter = trace("counter", at_s, 10.0 * at_s, 1.0, meter="rapl", relative_accuracy=0.0)
+    together = energies_of(requests, {WINDOW: [read, counter]}, (100.0, end_s)).readings
+    both = {r.meter: r.uncertainty_j for r in together if r.phase == "all"}
+    assert both == {one.meter: whole(one, requests, end_s).uncertainty_j for one in (read, counter)}
+    assert (both["battery"] or 0.0) > (both["rapl"] or 0.0) == 0.0
+
+
 def test_what_is_set_aside_is_no_part_of_a_request() -> None:
     read, requests, end_s, _ = window(np.random.default_rng(2).uniform(15, 25, N_REQUESTS), 4.0)
     aside = [requests[0].model_copy(update={"set_aside_s": ((99.0, 100.0),)}), *requests[1:]]
