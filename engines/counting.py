@@ -1,19 +1,29 @@
 """What an engine's steps computed, kept until there is time to count it.
 
-No token's time should hold the counting, nor the plan of a decode step that nothing else asks for.
+No token's time should hold the counting, nor the plan of a decode step that nothing else asks for. It is done between
+two requests, so that it does lie in the window of a trial, and in its joules: what counts alike is planned once.
+
+Legend: N tokens, L sparse layers, K experts per token, G groups of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engines.dispatch import DispatchPlan, Routing, Tally
+import numpy as np
+import torch
+
+from engines.calls import Integers
+from engines.dispatch import DispatchPlan, Routing, Tally, counted
 from engines.heat import HeatCounts
-from engines.model.step_plans import StepPlans
+from engines.model.step_plans import StepPlans, WholeStep
 from engines.profile import Profile
 from engines.road import Decoding, Prefill
 from engines.shown import Shown
+from engines.techniques.base import Technique
+from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import ChunkPhase
+from engines.techniques.over_ranks import OverRanks
 from results.counters import EngineCounters
 from results.expert_heat import ExpertHeat
 
@@ -25,7 +35,8 @@ class Counting:
         self._counters = EngineCounters()
         self._heat = HeatCounts()
         self._uncounted: list[StepPlans] = []
-        self._tallies: list[Tally] = []
+        self._tallies: list[tuple[Tally, int]] = []
+        """And of how many plans."""
         self._prefilled: set[Prefill] = set()
         self._decoded: set[Decoding] = set()
 
@@ -45,29 +56,46 @@ class Counting:
     def again(self, plans: StepPlans) -> None:
         """Tokens that were computed once more, whose road is that of the first time."""
         # Not their rows, which are as many as a prompt's pairs.
-        self._tallies += [plan.tally for plan in plans if plan is not None]
+        self._tallies += [(plan.tally, 1) for plan in plans if plan is not None]
         self._compare(plans)
 
     def end_request(self, shown: Shown) -> None:
         """Adds up what was planned; the plans of a decode step are made here (`engines.model.step_plans`)."""
-        for step in self._uncounted:
+        steps, self._uncounted = self._uncounted, []
+        plain = [(step, step.plain) for step in steps if step.plain is not None]
+        if plain and plain[0][1].sparse_layers:
+            self._count_alike(plain)
+        for step in steps:
+            if step.plain is not None:
+                continue
             if step.is_fused:
                 step.tell(self._heat.hold)
-            plans = list(step)
-            self._compare(plans)
-            self._tallies += [plan.tally for plan in plans if plan is not None]
+            self.again(step)
         for layer, found in shown.likeness.take().items():
             self._heat.alike(layer, found)
         tallies, self._tallies = self._tallies, []
-        self._uncounted.clear()
         unused = EngineCounters(prefetched_unused=shown.take_unused())
-        counted = EngineCounters.total([unused, *(tally.counters() for tally in tallies)])
+        of_request = EngineCounters.total([unused, counted(tallies)])
         if shown.slots is not None:
-            counted = shown.slots.take_copied().observed(counted)
-        elif counted.bytes_moved:
-            counted = counted.model_copy(update={"bytes_copied": 0})
-        self._counters = EngineCounters.total([self._counters, counted])
+            of_request = shown.slots.take_copied().observed(of_request)
+        elif of_request.bytes_moved:
+            of_request = of_request.model_copy(update={"bytes_copied": 0})
+        self._counters = EngineCounters.total([self._counters, of_request])
         self._heat.count()
+
+    def _count_alike(self, steps: Sequence[tuple[StepPlans, WholeStep]]) -> None:
+        """Of one technique. Of those whose plans of a layer count alike, one is made, and compared with what ran: in
+        the others each expert was called once too."""
+        first, whole = steps[0]
+        ids_NLK = torch.stack([one.ids_LK for _, one in steps])
+        for row, layer in enumerate(whole.sparse_layers):
+            ids_NK = ids_NLK[:, row]
+            self._heat.hold_ids(layer, ids_NK, whole.n_experts, "decode")
+            _ = first[layer]  # what later tokens' plans hang on is known once there is one
+            for n, n_alike in _examples(first.technique, layer, ids_NK.numpy()):
+                plan = steps[n][0][layer]
+                assert plan is not None  # of a sparse layer
+                self._tallies.append((plan.tally, n_alike))
 
     def _compare(self, plans: Sequence[DispatchPlan | None]) -> None:
         """What had been predicted, with what the routers chose."""
@@ -87,3 +115,14 @@ class Counting:
         prefilled, self._prefilled = self._prefilled, set()
         decoded, self._decoded = self._decoded, set()
         return prefilled, decoded
+
+
+def _examples(technique: Technique, layer: int, ids_NK: Integers) -> list[tuple[int, int]]:
+    """Of tokens whose plans of the layer count alike, one, and how many they are."""
+    told = None
+    if isinstance(technique, ComposedTechnique | OverRanks):
+        told = technique.alike_tokens(layer, ids_NK, None, any_order=False, interchange=lambda _: False)
+    if told is None:
+        return [(n, 1) for n in range(len(ids_NK))]
+    _, examples_G, counts_G = np.unique(told.told_NX, axis=0, return_index=True, return_counts=True)
+    return list(zip(examples_G.tolist(), counts_G.tolist(), strict=True))

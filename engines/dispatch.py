@@ -203,24 +203,35 @@ class Tally(NamedTuple):
     predicted: int | None
     recalled: int | None
 
-    def counters(self) -> EngineCounters:
-        return EngineCounters(
-            routed_pairs=self.routed_pairs,
-            dropped_pairs=self.dropped_pairs,
-            computed_rows=self.n_rows,
-            padded_rows=self.n_rows - (self.routed_pairs - self.dropped_pairs),
-            expert_calls=len(self.calls),
-            weight_loads=self.calls.n_weight_loads,
-            rows_not_fetched=self.calls.n_rows_not_fetched,
-            bytes_moved=self.bytes_moved,
-            bytes_exchanged=self.bytes_exchanged,
-            hits=self.hits,
-            misses=self.misses,
-            prefetched=self.prefetched,
-            prefetched_unused=self.unused,
-            predicted=self.predicted,
-            recalled=self.recalled,
-        )
+    def numbers(self) -> dict[str, int | None]:
+        """By the fields of `EngineCounters`; None of what is not counted."""
+        return {
+            "routed_pairs": self.routed_pairs,
+            "dropped_pairs": self.dropped_pairs,
+            "computed_rows": self.n_rows,
+            "padded_rows": self.n_rows - (self.routed_pairs - self.dropped_pairs),
+            "expert_calls": len(self.calls),
+            "weight_loads": self.calls.n_weight_loads,
+            "rows_not_fetched": self.calls.n_rows_not_fetched,
+            "bytes_moved": self.bytes_moved,
+            "bytes_exchanged": self.bytes_exchanged,
+            "hits": self.hits,
+            "misses": self.misses,
+            "prefetched": self.prefetched,
+            "prefetched_unused": self.unused,
+            "predicted": self.predicted,
+            "recalled": self.recalled,
+        }
+
+
+def counted(tallies: Iterable[tuple[Tally, int]]) -> EngineCounters:
+    """The sum of plans, of each tally as many. No record is made of each: there is one for every layer of a token."""
+    sums: dict[str, int] = {}
+    for tally, n_plans in tallies:
+        for name, number in tally.numbers().items():
+            if number is not None:
+                sums[name] = sums.get(name, 0) + n_plans * number
+    return EngineCounters(**sums)
 
 
 @cache
@@ -318,4 +329,4 @@ class DispatchPlan:
         return Tally(self.calls, len(self.token_R), *pairs, moved, sent, *found)
 
     def counters(self) -> EngineCounters:
-        return self.tally.counters()
+        return counted([(self.tally, 1)])

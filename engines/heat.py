@@ -32,10 +32,13 @@ class HeatCounts:
 
     def hold(self, layer: int, routing: Routing, phase: ChunkPhase = "decode") -> None:
         """One layer of one step; a fused one, which tells no phase, decodes. Nothing writes to the tensor later."""
-        ids_TK = routing.expert_ids_TK
+        self.hold_ids(layer, routing.expert_ids_TK, routing.n_experts, phase)
+
+    def hold_ids(self, layer: int, ids_TK: Tensor, n_experts: int, phase: ChunkPhase) -> None:
+        """The same, of one step or of several."""
         self._held.setdefault((layer, phase), []).append(ids_TK)
         self._n_held += ids_TK.numel()
-        self._n_experts = routing.n_experts
+        self._n_experts = n_experts
         if self._n_held > MOST_HELD_PAIRS:
             self.count()
 

@@ -87,7 +87,7 @@ def test_fp32_equals_torch_to_rounding(narrow: Narrow) -> None:
     ours = recorded(engine_of(narrow.rounded, technique), tokens)
     theirs = recorded(engine_of(narrow.packages, technique, model_of(narrow.packages, "float32")), tokens)
     torch.testing.assert_close(theirs.logits_TL, ours.logits_TL, rtol=1e-4, atol=3e-4)
-    assert [p.tally.counters() for p in theirs.plans] == [p.tally.counters() for p in ours.plans]
+    assert [p.counters() for p in theirs.plans] == [p.counters() for p in ours.plans]
     assert sum(p.dropped_pairs for p in ours.plans) > 0
 
 

@@ -65,7 +65,9 @@ def assert_one_call_is_its_layers(model: Transformer, n: int) -> None:
         token_ids = torch.randint(1, 2048, (n,), generator=generator).tolist()
         found = model.decode_batch(token_ids, mine, dropless(), Shown(NOTHING, None))
         assert found is not None
-        logits_TL, plans = found
+        logits_TL, plans, largest = found
+        assert logits_TL is not None
+        assert largest is None
         assert plans.is_fused
         chunks = [torch.tensor([token]) for token in token_ids]
         hidden_TH, expected = model.forward_batch(chunks, theirs, dropless(), "decode", Watcher())

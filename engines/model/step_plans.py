@@ -80,7 +80,7 @@ class StepPlans(Sequence[DispatchPlan | None]):
         fused: whether the step was one call, but for layers whose experts had to be brought. grouped: of layers that
         followed a plan, whether all their experts were computed together. shown: of a technique that is shown what
         lies where: such plans are made once, in the order of steps."""
-        self._technique = technique
+        self.technique = technique
         self.computed = computed
         self.is_fused = fused
         self.grouped = grouped
@@ -91,6 +91,12 @@ class StepPlans(Sequence[DispatchPlan | None]):
     def waited(self) -> bool:
         """Whether a layer's experts waited until its plan was made."""
         return any(isinstance(computed, DispatchPlan) for computed in self.computed)
+
+    @property
+    def plain(self) -> WholeStep | None:
+        """Of one token, each of whose experts was called once and where it lay; None of every other step."""
+        whole = self.computed
+        return whole if isinstance(whole, WholeStep) and whole.is_plain and self._shown is None else None
 
     def tell(self, listener: Callable[[int, Routing], None]) -> None:
         """What each sparse layer's router chose."""
@@ -133,10 +139,10 @@ class StepPlans(Sequence[DispatchPlan | None]):
         if guessed is not None:
             seen = replace(seen, predicted=guessed.for_layer(layer), guess=guessed.made_in(layer))
             executed = guessed.executed(layer)
-        plan = self._technique.plan(seen)
-        computed.check(plan, self._technique.name, layer, executed)
+        plan = self.technique.plan(seen)
+        computed.check(plan, self.technique.name, layer, executed)
         if self._shown is not None and self._shown.slots is not None and len(plan.transfers):
-            raise EngineError(f"{self._technique.name} planned to bring experts to layer {layer}, and all lay there")
+            raise EngineError(f"{self.technique.name} planned to bring experts to layer {layer}, and all lay there")
         return plan
 
     def __iter__(self) -> Iterator[DispatchPlan | None]:
@@ -175,12 +181,26 @@ class WholeStep(Sequence[Computed | None]):
     def __init__(self, said: SaidLayouts, room: StepRoom, n_experts: int, n_tokens: int = 1) -> None:
         self._said = said
         self._room = room
-        self._n_experts = n_experts
+        self.n_experts = n_experts
         self._n_tokens = n_tokens
         self.by_plan: dict[int, DispatchPlan] = {}
         """Of layers whose experts had to be brought."""
         self.n_done = 0
         """Layers, all of them unless the step was broken off."""
+
+    @property
+    def is_plain(self) -> bool:
+        is_one = self._n_tokens == 1 and not self.by_plan and self.n_done == len(self._said.layouts)
+        return is_one and self._said.table.is_plain and self._said.guesses is None
+
+    @property
+    def sparse_layers(self) -> list[int]:
+        return [layer for layer, layout in enumerate(self._said.layouts) if layout is not None]
+
+    @property
+    def ids_LK(self) -> Tensor:
+        """What the routers of a plain step chose."""
+        return self._room.ids_LK
 
     def __len__(self) -> int:
         return self.n_done
@@ -195,12 +215,12 @@ class WholeStep(Sequence[Computed | None]):
     def guessed(self) -> GuessedStep | None:
         """Inside of the step; None where nothing was."""
         guesses = self._said.guesses
-        return None if guesses is None else GuessedStep(guesses, self._room, self._n_experts)
+        return None if guesses is None else GuessedStep(guesses, self._room, self.n_experts)
 
     @cached_property
     def _told(self) -> list[Computed | None]:
         """Once the step is over."""
-        ids_LK, weights_LK, rows_LE = self._room.ids_LK, self._room.weights_LK, self._room.rows_LE(self._n_experts)
+        ids_LK, weights_LK, rows_LE = self._room.ids_LK, self._room.weights_LK, self._room.rows_LE(self.n_experts)
         told: list[Computed | None] = []
         row = 0
         for layer, layout in enumerate(self._said.layouts):
@@ -208,7 +228,7 @@ class WholeStep(Sequence[Computed | None]):
                 told.append(None)
                 continue
             end = row + self._n_tokens
-            routing = Routing(ids_LK[row:end], weights_LK[row:end], self._n_experts)
+            routing = Routing(ids_LK[row:end], weights_LK[row:end], self.n_experts)
             rows_E = None if rows_LE is None or layout.is_plain else rows_LE[row]
             told.append(Computed(routing, rows_E, layout, self.by_plan.get(layer)))
             row = end
