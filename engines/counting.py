@@ -91,9 +91,9 @@ class Counting:
         for row, layer in enumerate(whole.sparse_layers):
             ids_NK = ids_NLK[:, row]
             self._heat.hold_ids(layer, ids_NK, whole.n_experts, "decode")
-            _ = first[layer]  # what later tokens' plans hang on is known once there is one
+            known = first[layer]  # what plans of tokens hang on is known once there is one
             for n, n_alike in _examples(first.technique, layer, ids_NK.numpy()):
-                plan = steps[n][0][layer]
+                plan = steps[n][0][layer] if n else known
                 assert plan is not None  # of a sparse layer
                 self._tallies.append((plan.tally, n_alike))
 
