@@ -284,6 +284,17 @@ def test_without_coremltools_the_command_that_installs_it_is_told(whole: tuple[P
             assert "pip install 'joulebench[coreml]'" in problem
 
 
+def test_scikit_learn_is_not_imported_with_coremltools_and_can_be_later() -> None:
+    code = """
+    import sys
+    from engines.coreml.toolkit import load_coremltools
+    load_coremltools()
+    print("sklearn" in sys.modules, any(name.startswith("sklearn.") for name in sys.modules))
+    """
+    done = run_python(code)
+    assert (done.code, done.stdout) == (0, "False False\n"), done.stderr
+
+
 def test_all_that_is_in_the_way_is_told_at_once(tmp_path: Path) -> None:
     """A line each, and coremltools among them."""
     out, absent = tmp_path / "m", str(tmp_path / "absent")
