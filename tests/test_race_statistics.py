@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.tuning.paired import fit_rounds, spread
-from harness.tuning.verdicts import Rules, bound, compare, following_look, verdict
+from harness.tuning.paired import Fit, fit_rounds, spread
+from harness.tuning.verdicts import Compared, Rules, bound, compare, following_look, verdict
 
 Array = NDArray[np.float64]
 
@@ -165,6 +165,67 @@ def test_one_on_the_floor_is_told_as_on_the_edge() -> None:
     speed_RK = np.array([20.0, 0.923 * 20.0]) * np.exp(rng.normal(0, 0.02, (60, 2)))
     cost_RK = np.array([1.0, 0.5]) * np.exp(rng.normal(0, 0.02, (60, 2)))
     assert verdict(compare(speed_RK, cost_RK), Rules()).on_edge == (1,)
+
+
+def known_to(effects: list[float], error: float) -> Fit:
+    """Of logarithms whose differences all have this standard error."""
+    return Fit(np.array(effects), np.eye(len(effects)) / 2, error, 10**9, 0, 0.0, 0.0, 5)
+
+
+ERROR, TIE = 0.05, float(np.log(1.02))
+HALF = float(bound(np.array([ERROR]), TIE, 0.05 / 2, 10**9)[0])
+"""Of two candidates in speed and in cost: a difference of so much is certain."""
+SURE, NEARLY, UNSURE = 1.1 * HALF, HALF - 0.9 * TIE, 0.5 * HALF
+"""NEARLY: what is left open is less than is indifferent."""
+
+
+@pytest.mark.parametrize(
+    ("faster", "costlier", "slowdown", "states"),
+    [
+        (SURE, SURE, 0.08, ("chosen", "on the front")),
+        (SURE, SURE, 0.9, ("on the front", "chosen")),
+        (SURE, UNSURE, 0.9, ("undecided", "chosen")),
+        (UNSURE, SURE, 0.9, ("undecided", "chosen")),
+        (SURE, -SURE, 0.9, ("chosen", "beaten")),
+        (SURE, -NEARLY, 0.9, ("chosen", "beaten")),
+        (NEARLY, -SURE, 0.9, ("chosen", "beaten")),
+        (SURE, -UNSURE, 0.9, ("chosen", "undecided")),
+        (UNSURE, -SURE, 0.9, ("chosen", "undecided")),
+    ],
+)
+def test_a_front_is_open_while_one_may_be_beaten_by_the_other(
+    faster: float, costlier: float, slowdown: float, states: tuple[str, str]
+) -> None:
+    """Of two, by hand: the first is faster and costlier by so much."""
+    rules = Rules("pareto", slowdown=slowdown)
+    found = verdict(Compared(known_to([faster, 0.0], ERROR), known_to([costlier, 0.0], ERROR)), rules)
+    assert found.states == states
+    assert found.is_over == ("undecided" not in states)
+    assert found.still_in == (() if found.is_over else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("behind", "state"), [(SURE, "slower"), (NEARLY, "slower"), (UNSURE, "undecided"), (0.0, "undecided")]
+)
+def test_the_fastest_is_sought_until_no_other_may_be_faster(behind: float, state: str) -> None:
+    """Its bound is that of one comparison for each candidate."""
+    behind += float(bound(np.array([ERROR]), TIE, 0.05, 10**9)[0]) - HALF
+    found = verdict(Compared(known_to([0.0, -max(behind, 0.0)], ERROR), None), Rules("latency"))
+    assert found.states == ("chosen", state)
+    assert found.is_over == (state == "slower")
+    assert found.still_in == (() if found.is_over else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("costlier", "state"), [(SURE, "costlier"), (NEARLY, "costlier"), (UNSURE, "undecided"), (0.0, "undecided")]
+)
+def test_the_cheapest_is_sought_until_no_other_may_be_cheaper_by_more_than_is_indifferent(
+    costlier: float, state: str
+) -> None:
+    """As fast as each other, for certain."""
+    found = verdict(Compared(known_to([0.0, 0.0], 1e-4), known_to([0.0, costlier], ERROR)), Rules())
+    assert found.states == ("chosen", state)
+    assert found.is_over == (state != "undecided")
 
 
 def test_energy_without_a_cost_is_refused() -> None:
