@@ -14,9 +14,11 @@ from results.compare import (
     MCNEMAR_CLUSTERED,
     PAIRED_T,
     PAIRED_T_BOOTSTRAP,
+    PAIRED_T_OF_LOGARITHMS,
     PAIRED_T_SERIES,
     UnlikeError,
     clustered_mcnemar,
+    compare_exponentials,
     compare_scores,
     compare_trials,
     mcnemar,
@@ -67,6 +69,13 @@ def test_the_interval_of_proportions_covers_the_truth_in_95_of_100_runs(shares: 
     assert covered / n_runs >= 0.94
 
 
+def test_no_share_of_samples_is_above_all_of_them() -> None:
+    """3 of 3 became right: 0.6 + 1.96 sqrt((1 - 0.36) / 5) = 1.30 by the formula."""
+    won, lost = mcnemar(0, 3, 3), mcnemar(3, 0, 3)
+    assert (won.mean, won.high, lost.mean, lost.low) == (1.0, 1.0, -1.0, -1.0)
+    assert (won.low, lost.high) == (pytest.approx(-0.1012, abs=1e-4), pytest.approx(0.1012, abs=1e-4))
+
+
 def test_no_changed_sample_is_no_proof_of_equality() -> None:
     found = mcnemar(0, 0, 20)
     assert (found.mean, found.p) == (0.0, 1.0)
@@ -108,6 +117,31 @@ def test_other_scores_have_the_paired_t_test_of_scipy() -> None:
     )
     assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
     assert found.test == PAIRED_T
+
+
+def test_perplexities_differ_by_their_geometric_means_and_the_delta_method_says_how_surely() -> None:
+    """d exp(mean of logs) = exp(mean) d mean, of both arms at once; p is that of the logarithms, by scipy."""
+    from scipy import stats
+
+    rng, n = np.random.default_rng(4), 15
+    before = np.exp(rng.normal(2.0, 0.3, n))
+    after = before * np.exp(rng.normal(0.05, 0.04, n))
+    found = compare_exponentials(
+        {f"s{i}": (float(v),) for i, v in enumerate(np.log(before))},
+        {f"s{i}": (float(v),) for i, v in enumerate(np.log(after))},
+    )
+    change = stats.gmean(after) - stats.gmean(before)
+    moved = stats.gmean(after) * np.log(after) - stats.gmean(before) * np.log(before)
+    half = stats.t.ppf(0.975, n - 1) * moved.std(ddof=1) / np.sqrt(n)
+    assert (found.mean, found.low, found.high) == pytest.approx((change, change - half, change + half))
+    assert found.p == pytest.approx(stats.ttest_rel(np.log(after), np.log(before)).pvalue)
+    assert (found.test, found.n) == (PAIRED_T_OF_LOGARITHMS, n)
+
+
+def test_perplexities_of_one_text_have_a_difference_and_no_interval() -> None:
+    found = compare_exponentials({"s0": (np.log(8.0),)}, {"s0": (np.log(10.0),)})
+    assert (found.mean, found.low, found.high, found.p) == (pytest.approx(2.0), None, None, None)
+    assert "no interval from one pair" in str(found.reason)
 
 
 def test_from_twenty_pairs_on_the_interval_is_the_bootstrap() -> None:
