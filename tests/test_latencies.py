@@ -17,7 +17,7 @@ def test_what_is_set_aside_is_no_part_of_a_latency() -> None:
     assert lasting_s(1.0, 5.0, ()) == 4.0
     assert lasting_s(1.0, 5.0, aside) == 2.75
     assert lasting_s(0.75, 5.0, aside) == 2.75, "0.25 s more, and these are aside"
-    assert first_token_s(1.0, EACH_S, aside) == 1.0
+    assert first_token_s(1.0, EACH_S, ()) == first_token_s(1.0, EACH_S, aside) == 1.0
     assert per_token_s(EACH_S, aside) == (3.5 - 1.0 - 0.75) / 3
 
 
