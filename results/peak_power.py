@@ -116,6 +116,9 @@ def _curve(trace: PowerTrace, traces: Sequence[PowerTrace], window: Interval) ->
     for i, at_s in enumerate(t.tolist()):
         if at_s - t[kept[-1]] >= least_s and energies_j[i] - energies_j[kept[-1]] >= least_j and i:
             kept.append(i)
+    if len(kept) == 1:
+        name = f"{trace.meter} {trace.component}"
+        raise UnresolvedError(f"{name}: its readings span {t[-1] - t[0]:.2g} s, too little for one power")
     watts = np.diff(curve.energy_j[kept]) / np.diff(t[kept])
     return _Curve(t[kept][1:], watts, "second", tuple(unknown_s))
 

@@ -101,6 +101,19 @@ def test_what_a_meter_cannot_resolve_is_none_with_the_reason(traces: list[PowerT
     assert why in (reason or "")
 
 
+@pytest.mark.parametrize("update_s", [0.0, 0.001])
+@pytest.mark.parametrize("method", ["modelled", "counter"])
+def test_readings_of_edges_that_lie_closer_than_one_power_needs_are_none_with_the_reason(
+    method: Any, update_s: float
+) -> None:
+    """Four requests in 12 ms are marked at each edge, and readings between them come every 0.1 s: a trial was lost."""
+    times_s = 5 + np.linspace(0.0, 0.012, 13)
+    marked = trace(times_s, 30 * (times_s - 5), "counter", method=method, update_period_s=update_s)
+    assert p90_power([marked], (5.0, 5.012), "m") == (
+        None, "P90 power: m c: its readings span 0.012 s, too little for one power",
+    )  # fmt: skip
+
+
 def test_ten_readings_in_the_window_are_enough_and_a_gap_beside_it_takes_nothing() -> None:
     times_s = np.arange(0.5, 20.0)
     few = trace(times_s, np.where(times_s < 9.5, 5.0, 8.0), sample_interval_s=1.0, gaps_s=((0.5, 0.9), (11.0, 12.0)))
