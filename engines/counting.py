@@ -15,6 +15,7 @@ import torch
 
 from engines.calls import Integers
 from engines.dispatch import DispatchPlan, Routing, Tally, counted
+from engines.errors import EngineError
 from engines.heat import HeatCounts
 from engines.model.step_plans import StepPlans, WholeStep
 from engines.profile import Profile
@@ -60,8 +61,29 @@ class Counting:
         self._compare(plans)
 
     def end_request(self, shown: Shown) -> None:
-        """Adds up what was planned; the plans of a decode step are made here (`engines.model.step_plans`)."""
+        """Adds up what was planned; the plans of a decode step are made here (`engines.model.step_plans`). Raises
+        `EngineError` where one is not what was computed: then nothing of the request is counted."""
         steps, self._uncounted = self._uncounted, []
+        try:
+            self._tally(steps)
+            unused = EngineCounters(prefetched_unused=shown.take_unused())
+        except BaseException:
+            self._heat.forget()
+            shown.likeness.take()
+            raise
+        finally:
+            tallies, self._tallies = self._tallies, []
+        for layer, found in shown.likeness.take().items():
+            self._heat.alike(layer, found)
+        of_request = EngineCounters.total([unused, counted(tallies)])
+        if shown.slots is not None:
+            of_request = shown.slots.take_copied().observed(of_request)
+        elif of_request.bytes_moved:
+            of_request = of_request.model_copy(update={"bytes_copied": 0})
+        self._counters = EngineCounters.total([self._counters, of_request])
+        self._heat.count()
+
+    def _tally(self, steps: Sequence[StepPlans]) -> None:
         plain = [(step, step.plain) for step in steps if step.plain is not None]
         if plain and plain[0][1].sparse_layers:
             self._count_alike(plain)
@@ -71,30 +93,24 @@ class Counting:
             if step.is_fused:
                 step.tell(self._heat.hold)
             self.again(step)
-        for layer, found in shown.likeness.take().items():
-            self._heat.alike(layer, found)
-        tallies, self._tallies = self._tallies, []
-        unused = EngineCounters(prefetched_unused=shown.take_unused())
-        of_request = EngineCounters.total([unused, counted(tallies)])
-        if shown.slots is not None:
-            of_request = shown.slots.take_copied().observed(of_request)
-        elif of_request.bytes_moved:
-            of_request = of_request.model_copy(update={"bytes_copied": 0})
-        self._counters = EngineCounters.total([self._counters, of_request])
-        self._heat.count()
 
     def _count_alike(self, steps: Sequence[tuple[StepPlans, WholeStep]]) -> None:
-        """Of one technique. Of those whose plans of a layer count alike, one is made, and compared with what ran: in
-        the others each expert was called once too."""
+        """Of one technique. Of those whose plans of a layer count alike the first is made, and the last if there are
+        more; both are compared with what ran, and must count alike. In the others each expert was called once too."""
         first, whole = steps[0]
         ids_NLK = torch.stack([one.ids_LK for _, one in steps])
         for row, layer in enumerate(whole.sparse_layers):
             ids_NK = ids_NLK[:, row]
             self._heat.hold_ids(layer, ids_NK, whole.n_experts, "decode")
             known = first[layer]  # what plans of tokens hang on is known once there is one
-            for n, n_alike in _examples(first.technique, layer, ids_NK.numpy()):
-                plan = steps[n][0][layer] if n else known
+            for n, last, n_alike in _examples(first.technique, layer, ids_NK.numpy()):
+                plan, other = known if not n else steps[n][0][layer], steps[last][0][layer] if last > n else None
                 assert plan is not None  # of a sparse layer
+                if other is not None and other.tally.numbers() != plan.tally.numbers():
+                    raise EngineError(
+                        f"{first.technique.name} counts two tokens of layer {layer} otherwise, and said that they are"
+                        " alike; its alike_tokens must tell what its plans hang on"
+                    )
                 self._tallies.append((plan.tally, n_alike))
 
     def _compare(self, plans: Sequence[DispatchPlan | None]) -> None:
@@ -117,12 +133,13 @@ class Counting:
         return prefilled, decoded
 
 
-def _examples(technique: Technique, layer: int, ids_NK: Integers) -> list[tuple[int, int]]:
-    """Of tokens whose plans of the layer count alike, one, and how many they are."""
+def _examples(technique: Technique, layer: int, ids_NK: Integers) -> list[tuple[int, int, int]]:
+    """Of tokens whose plans of the layer count alike the first and the last, and how many they are."""
     told = None
     if isinstance(technique, ComposedTechnique | OverRanks):
         told = technique.alike_tokens(layer, ids_NK, None, any_order=False, interchange=lambda _: False)
     if told is None:
-        return [(n, 1) for n in range(len(ids_NK))]
-    _, examples_G, counts_G = np.unique(told.told_NX, axis=0, return_index=True, return_counts=True)
-    return list(zip(examples_G.tolist(), counts_G.tolist(), strict=True))
+        return [(n, n, 1) for n in range(len(ids_NK))]
+    _, first_G, counts_G = np.unique(told.told_NX, axis=0, return_index=True, return_counts=True)
+    _, behind_G = np.unique(told.told_NX[::-1], axis=0, return_index=True)
+    return list(zip(first_G.tolist(), (len(ids_NK) - 1 - behind_G).tolist(), counts_G.tolist(), strict=True))

@@ -30,10 +30,11 @@ def lines_of(error: EngineError) -> tuple[str, ...]:
 
 class FewSlotsError(EngineError):
     """A memory that holds fewer experts than a technique needs, or none that is given. what: without the remedy.
-    n_needed: experts. instead: another remedy than more memory."""
+    n_needed: experts. instead: another remedy than more memory. is_given: whether there is some."""
 
-    def __init__(self, what: str, n_needed: int, instead: str | None = None) -> None:
-        super().__init__(f"{what}; give it more{f', or {instead}' if instead else ''}")
+    def __init__(self, what: str, n_needed: int, instead: str | None = None, is_given: bool = True) -> None:
+        remedies = [*(("give it more",) if is_given else ()), *((instead,) if instead else ())]
+        super().__init__(f"{what}; {', or '.join(remedies)}")
         self.what, self.n_needed, self.instead = what, n_needed, instead
 
 

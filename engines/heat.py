@@ -42,6 +42,11 @@ class HeatCounts:
         if self._n_held > MOST_HELD_PAIRS:
             self.count()
 
+    def forget(self) -> None:
+        """What was held since the last `count`."""
+        self._held.clear()
+        self._n_held = 0
+
     def foretold(self, layer: int, found: Foretold) -> None:
         """Of one layer of one step."""
         before = self._foretold.get(layer)
@@ -57,8 +62,7 @@ class HeatCounts:
             ids_P = torch.cat([ids_TK.reshape(-1) for ids_TK in held])
             counts_E = torch.bincount(ids_P, minlength=self._n_experts).cpu()
             self._counts[place] = self._counts.get(place, 0) + counts_E
-        self._held.clear()
-        self._n_held = 0
+        self.forget()
 
     def take(self, profile: Profile | None) -> ExpertHeat | None:
         """What was chosen since the last call, beside what the technique was calibrated on. None: no layer routed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -326,9 +327,10 @@ class ReferenceEngine:
                 self._shown.end_step()
         except BaseException:
             self._shown.break_off()
+            with suppress(EngineError):  # what ended the request is told
+                self._counting.end_request(self._shown)
             raise
-        finally:
-            self._counting.end_request(self._shown)
+        self._counting.end_request(self._shown)
 
     def _step(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +40,9 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder for the CSV and the pages; default: ./reproduced (none for single claims)."
+            metavar="DIR",
+            help="Folder for the CSV and the pages; default: ./reproduced, of some sources ./reproduced-001 and the"
+            " like, none for single claims.",
         ),
     ] = None,
     sensitivity: Annotated[
@@ -63,7 +66,7 @@ def reproduce(
     except LedgerError as error:
         fail_each(error.problems, EXIT_BAD_PLAN)
     is_whole = all(len(word) == 3 for word in words)
-    folder = out or (FOLDER if is_whole else None)
+    folder = out or (default_folder(words) if is_whole else None)
     if folder is not None:
         check_out(folder)
     try:
@@ -83,6 +86,11 @@ def reproduce(
         _say_flips(changed)
     if folder is not None:
         _write(book, done, changed, folder, is_whole)
+
+
+def default_folder(sources: Sequence[str]) -> Path:
+    """Of some sources another one than of all, whose table and first page would be replaced by those of some."""
+    return Path("-".join((str(FOLDER), *sorted(set(sources)))))
 
 
 def _changed(done: list[Reproduced], claims: list[str]) -> list[Varied]:

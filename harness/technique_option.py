@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from harness.terminal import EXIT_BAD_PLAN, fail
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from engines.techniques.base import TechniqueParameters
 
 TECHNIQUE_HELP = "As in a plan: dropless, or '{ name = \"dropping\", factor = 1.5 }'."
@@ -22,8 +24,19 @@ def technique_of(text: str) -> TechniqueParameters:
     try:
         return TECHNIQUE.read(_table(text))
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'name'}: {e['msg']}" for e in error.errors()[:10])
+        told = "; ".join(map(_told, error.errors()[:10]))
         fail(f"--technique {text}: {told}; `joulebench list techniques` shows them", EXIT_BAD_PLAN)
+
+
+def _told(error: ErrorDetails) -> str:
+    if error["type"] == "union_tag_invalid":
+        from engines.techniques.presets import PRESETS
+        from harness.problems import nearest
+
+        return f"unknown name {error['ctx']['tag']!r}; {nearest(error['ctx']['tag'], [*PRESETS, 'custom'])}"
+    if error["type"] == "union_tag_not_found":
+        return "name: missing"
+    return f"{'.'.join(map(str, error['loc'][1:])) or 'name'}: {error['msg']}"
 
 
 def _table(text: str) -> dict[str, Any]:

@@ -227,7 +227,9 @@ def _counter_curve(t: Array, shown_j: Array, update_s: float, stands: tuple[Stan
             left_s = t[-1] - at_s[-1]
             last_w = (energy_j[-1] - energy_j[-2]) / (at_s[-1] - at_s[-2])
             at_s, energy_j = np.append(at_s, t[-1]), np.append(energy_j, energy_j[-1] + last_w * left_s)
-            aged_j = np.append(aged_j, 2 * aged_j[-1] * max(1.0, left_s / within_s[-1]))
+            # Two readings may share their instant, and what aged for no time is nothing.
+            longer = max(1.0, left_s / within_s[-1]) if within_s[-1] > 0 else 1.0
+            aged_j = np.append(aged_j, 2 * aged_j[-1] * longer)
             within_s = np.append(within_s, 2 * max(within_s[-1], left_s))
     else:
         # Fewer than two renewals: nothing is known of their pace.

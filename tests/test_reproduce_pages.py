@@ -18,6 +18,7 @@ from harness.reproduce.pages import SUMMARY, page_name, write_pages
 from harness.reproduce.printed import Span
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sources import SOURCES
+from harness.reproduce_command import default_folder
 from tests.benchmarks import reproduce_page
 from tests.command import joulebench
 
@@ -25,10 +26,12 @@ HOSTILE = '<script>alert("1")</script>'
 
 
 def test_a_source_gives_a_summary_a_csv_and_pages(tmp_path: Path) -> None:
-    done = joulebench("reproduce", "004", "--out", str(tmp_path / "out"))
+    done = joulebench("reproduce", "004", cwd=tmp_path)
     assert done.code == 0, done.stderr
+    out = tmp_path / "reproduced-004"  # never over the table of all sources
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
     assert "yes  all exact rows are exact: 23 of 23" in done.stdout
-    with (tmp_path / "out" / "reproduced.csv").open(newline="", encoding="utf-8") as file:
+    with (out / "reproduced.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 41
     assert all(row["verdict"] for row in rows)
@@ -36,13 +39,18 @@ def test_a_source_gives_a_summary_a_csv_and_pages(tmp_path: Path) -> None:
     assert by_claim["004-011"]["theirs"] == by_claim["004-011"]["ours"] == "87.5"
     assert by_claim["004-001"]["theirs"] == "~0.07"
     assert by_claim["004-001"]["verdict"] == "contradicted by its source"
-    pages = sorted(path.name for path in (tmp_path / "out").glob("*.html"))
+    pages = sorted(path.name for path in out.glob("*.html"))
     assert pages == ["004-neuron.html", "index.html"]
-    page = (tmp_path / "out" / "004-neuron.html").read_text(encoding="utf-8")
+    page = (out / "004-neuron.html").read_text(encoding="utf-8")
     # 1000 tokens of one hot expert, two each: the guide prints no pairs, and a dash before ours would be a minus.
     assert re.search(r'>one hot expert</th><td class="number"><span class="ours">2000</span>', page)
     assert '<span class="theirs">~50</span> <span class="ours">50</span>' in page
     assert not re.search(r'class="theirs">–</span> <span class="ours">\d', page)
+
+
+def test_a_folder_is_named_by_the_sources_that_were_asked() -> None:
+    assert default_folder([]) == Path("reproduced")
+    assert default_folder(["003", "001", "003"]) == Path("reproduced-001-003")
 
 
 def test_single_claims_are_told_in_the_terminal_and_nothing_is_written(tmp_path: Path) -> None:

@@ -219,3 +219,16 @@ def test_a_clean_square_of_long_levels_is_no_stuck_sensor() -> None:
     watts = np.where(np.floor(at_s / 0.2 + 1e-9) % 2, 250.0, 50.0)
     found = energy_between([trace("power", at_s, watts, 0.02)], [(1.0, 9.0)], "all", "m")
     assert found.energy_j == pytest.approx(8 * 150.0, rel=0.02)
+
+
+def test_a_counter_of_no_known_period_that_stood_still_has_numbers_to_its_end() -> None:
+    """Three values in sixty readings; the last of them was no stand yet. What aged there was not a number."""
+    times_s = np.linspace(5.0, 5.012, 60)
+    counter = PowerTrace(
+        meter="m", component="c", kind="counter", method="counter", times_s=times_s,
+        values=np.repeat([0.0, 0.5, 1.0], [31, 26, 3]), sample_interval_s=0.1, resolution=0.5,
+    )  # fmt: skip
+    with np.errstate(all="raise"):
+        curve = cumulative(counter)
+    assert curve.times_s[-1] == times_s[-1]
+    assert np.isfinite(curve.aged_j).all()

@@ -201,7 +201,7 @@ class Ends:
 
 
 class Decoder:
-    """The layers as the kernel reads them."""
+    """The layers as the kernel reads them. It computes one step at a time: it keeps the states of the last one."""
 
     def __init__(self, layers: Sequence[DecoderLayer], norm_H: Tensor, eps: float, ends: Ends | None = None) -> None:
         """norm_H, eps: of the RMS norm before the head. `serves` must hold of it."""

@@ -68,7 +68,7 @@ class CacheParameters(Record):
         spare = sizes.top_k if self.evict == "static" else 0
         least = sizes.n_sparse_layers * (self.slots or 1) + spare
         if held is None and self.slots is None:
-            raise FewSlotsError("the cache has no expert_memory", least, "give it slots")
+            raise FewSlotsError("the cache has no expert_memory", least, "give it slots", is_given=False)
         if held is not None and held < least:
             words = f" and {spare} that all share" if spare else ""
             raise FewSlotsError(
