@@ -72,6 +72,7 @@ def test_identities_of_the_source_hold_on_hand_made_steps() -> None:
     assert prefetching_s([]) == on_demand_s([]) == 0.0
 
 
+@pytest.mark.alone  # what takes the CPU between two copies is in neither
 def test_an_engine_tells_its_decode_steps_and_adds_them_up() -> None:
     """Seven steps after the first token, of four layers; on demand every copy is waited for, and none is hidden but
     what other threads of this machine take."""
