@@ -190,7 +190,8 @@ def _engine(
     from engines.reference import ReferenceEngine
     from harness.profiles import profile_for
 
-    checkpoint = load_checkpoint(model, getattr(torch, dtype), quantise)
+    in_file = parameters.loads_from_file
+    checkpoint = load_checkpoint(model, getattr(torch, dtype), quantise, experts_as_filed=in_file)
     engine = ReferenceEngine(checkpoint, parameters, chunk, threads=threads, reuse_prefix=reuse_prefix)
     if not engine.needs_calibration:
         if profile is not None:
