@@ -23,6 +23,8 @@ MAX_IDLE_W = 100_000.0
 """More than any core or machine draws."""
 BEST_ACCURACY = 0.01
 """CPU time does not tell watts better than that: it sees no frequency and no memory traffic."""
+TICK_S = 0.01
+"""CPU time of processes is counted in these, and rounded."""
 CPU_TIME: Final = "cpu, seconds of CPU time"
 """Component of the raw trace beside the joules of component `cpu`."""
 
@@ -61,8 +63,9 @@ def foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float 
 
 def cores_used(before: CpuSeconds | None, after: CpuSeconds | None, duration_s: float) -> float | None:
     """CPU time that was ours over the time that went by: 1.97 is two busy cores, but for 3 %. None where it was not
-    read. Counted in ticks: of a window of a tick it says nothing."""
-    if before is None or after is None or duration_s <= 0:
+    read, or where less was read after than before: a process of ours had gone, and what it took with it. Counted in
+    ticks: of a window of a tick it says nothing."""
+    if before is None or after is None or duration_s <= 0 or after.ours_s < before.ours_s - TICK_S:
         return None
     return max(0.0, after.ours_s - before.ours_s) / duration_s
 

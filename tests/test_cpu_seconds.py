@@ -148,3 +148,12 @@ def test_cpu_use_of_a_trial_is_our_cpu_time_over_its_window() -> None:
     at_rest = trial(repeat=3, cpu_before=before, cpu_after=before, **window)
     told = trials(run([cell()], [counted, uncounted, failed, at_rest]))["cpu_use"].tolist()
     assert told == pytest.approx([1.97, math.nan, math.nan, 0.0], nan_ok=True)
+
+
+@pytest.mark.parametrize(("lost_s", "told"), [(1e-9, 0.0), (0.005, 0.0), (0.02, math.nan), (5.0, math.nan)])
+def test_cpu_time_that_a_process_took_with_it_is_not_a_rest(lost_s: float, told: float) -> None:
+    """A busy engine that had gone by the second reading was at rest by the table."""
+    before = CpuSeconds(busy_s=10.0, ours_s=6.0, available_s=100.0)
+    after = CpuSeconds(busy_s=14.0, ours_s=6.0 - lost_s, available_s=108.0)
+    one = trial(cpu_before=before, cpu_after=after, window_start_s=1.0, window_end_s=3.0)
+    assert trials(run([cell()], [one]))["cpu_use"].tolist() == pytest.approx([told], nan_ok=True)
