@@ -295,6 +295,28 @@ def test_scikit_learn_is_not_imported_with_coremltools_and_can_be_later() -> Non
     assert (done.code, done.stdout) == (0, "False False\n"), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("does", "left"),
+    [("pass", "none"), ("del sys.modules['sklearn']", "none"), ("sys.modules['sklearn'] = sys", "sys")],
+)
+def test_why_coremltools_does_not_load_is_told_whatever_its_import_did_to_scikit_learn(does: str, left: str) -> None:
+    code = f"""
+    import sys
+    from engines.coreml import toolkit
+    def import_module(name):
+        {does}
+        raise ImportError("its own reason")
+    toolkit.importlib.import_module = import_module
+    try:
+        toolkit.load_coremltools()
+    except toolkit.EngineError as error:
+        print(getattr(sys.modules.get("sklearn"), "__name__", "none"), "sklearn" in sys.modules, error)
+    """
+    done = run_python(code)
+    assert done.stdout.startswith(f"{left} {left == 'sys'} coremltools is installed"), done.stderr
+    assert "(ImportError: its own reason)" in done.stdout
+
+
 def test_all_that_is_in_the_way_is_told_at_once(tmp_path: Path) -> None:
     """A line each, and coremltools among them."""
     out, absent = tmp_path / "m", str(tmp_path / "absent")

@@ -30,7 +30,8 @@ def installed_version() -> str:
 
 @contextmanager
 def _without(library: str) -> Iterator[None]:
-    """What is imported meanwhile finds it not installed, unless it was imported already."""
+    """What is imported meanwhile finds it not installed, unless it was imported already. For a process in which one
+    thread imports: others would not find it either."""
     if library in sys.modules:
         yield
         return
@@ -38,7 +39,8 @@ def _without(library: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[library]
+        if sys.modules.get(library, ...) is None:  # what was imported may have put another there, or taken it out
+            sys.modules.pop(library, None)
 
 
 def load_coremltools() -> Any:
