@@ -18,8 +18,8 @@ TIMEOUT_S = 240
 
 STARTED = "JOULEBENCH_TESTS_STARTED"
 """Names the folder in which a file stands for each command that these tests have started, by whichever worker."""
-NEW_ANYWAY = {"-v", "calibrate", "compare", "coreml", "doctor", "history", "model", "plan", "report", "run", "tune"}
-"""Commands that some test starts as a process of its own, to end it or to see what it writes where; and an option."""
+NEW_ANYWAY = {"calibrate", "compare", "doctor", "history", "plan", "report", "run", "tune"}
+"""Commands that some test of `make check` starts as a process of its own, to end it or to see what it writes where."""
 
 
 class Finished(NamedTuple):
