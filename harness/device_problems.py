@@ -65,7 +65,8 @@ def blind_warning(
 ) -> str | None:
     """Where all meters of a host look away from what an engine computes on: their joules are of a part that rests.
 
-    others: engines that are not ours. A server and Core ML compute where they were told, and not by the plan.
+    others: engines that are not ours. A server and Core ML compute where they were told, and not by the plan. Programs
+    are asked to compute on the CPU where they can be asked: a build for GPUs may use one all the same.
     """
     if not isinstance(device, HostSpec):
         return None
@@ -73,20 +74,21 @@ def blind_warning(
     def is_on_it(engine: Part[EngineSpec] | Part[ExternalSpec]) -> bool:
         return engine.spec.devices is None or device.name in engine.spec.devices
 
-    units = {"CPU" if device.computes == "cpu" else "GPU" for engine in engines if is_on_it(engine)}
-    units |= {"CPU" for engine in others if is_on_it(engine) and engine.spec.runs not in COMPUTE_ELSEWHERE}
-    named, see = ", ".join(device.meters), "see" if len(device.meters) > 1 else "sees"
-    if "CPU" in units and set(device.meters) <= SEE_NO_CPU:
-        seen, unseen, remedy = "GPUs", "CPU", "name a meter of the CPU"
-        remedy = f'set computes = "cuda", or {remedy}' if device.computes == "cpu" and not others else remedy
-    elif "GPU" in units and set(device.meters) <= SEE_NO_GPU:
-        seen, unseen, remedy = "the CPU", "GPU", 'name "nvml", "zeus" or "auto"'
-    else:
-        return None
-    return (
-        f"device {device.name}: {named} {see} {seen} alone, and an engine computes on the {unseen}: joules leave out"
-        f" what it draws; {remedy}"
-    )
+    has_ours = any(map(is_on_it, engines))
+    programs = [one.spec.name for one in others if is_on_it(one) and one.spec.runs not in COMPUTE_ELSEWHERE]
+    sees = f"device {device.name}: {', '.join(device.meters)} {'see' if len(device.meters) > 1 else 'sees'}"
+    left_out = "joules leave out what it draws"
+    if set(device.meters) <= SEE_NO_CPU:
+        remedy = "name a meter of the CPU"
+        if has_ours and device.computes == "cpu":
+            either = "" if programs else 'set computes = "cuda", or '
+            return f"{sees} GPUs alone, and an engine computes on the CPU: {left_out}; {either}{remedy}"
+        if programs:
+            return f"{sees} GPUs alone: what the CPU computes for {', '.join(programs)} is in no joules; {remedy}"
+    elif set(device.meters) <= SEE_NO_GPU and has_ours and device.computes != "cpu":
+        remedy = 'name "nvml", "zeus" or "auto"' if device.computes == "cuda" else 'name "auto"'
+        return f"{sees} the CPU alone, and an engine computes on the GPU: {left_out}; {remedy}"
+    return None
 
 
 def same_name_problems(devices: Sequence[DeviceSpec]) -> Iterator[str]:

@@ -261,8 +261,16 @@ def test_threads_of_a_modelled_device_are_told(threads: object, told: str) -> No
     ("device", "told"),
     [
         ({"meters": ["nvml"]}, "nvml sees GPUs alone, and an engine computes on the CPU"),
-        ({"meters": ["rapl"], "computes": "cuda"}, "rapl sees the CPU alone, and an engine computes on the GPU"),
-        ({"meters": ["rapl", "modelled"], "computes": "mps"}, "rapl, modelled see the CPU alone, and an engine"),
+        (
+            {"meters": ["rapl"], "computes": "cuda"},
+            "rapl sees the CPU alone, and an engine computes on the GPU: joules leave out what it draws; name"
+            ' "nvml", "zeus" or "auto"',
+        ),
+        (
+            {"meters": ["rapl", "modelled"], "computes": "mps"},
+            "rapl, modelled see the CPU alone, and an engine computes on the GPU: joules leave out what it draws; name"
+            ' "auto"',
+        ),
         ({"meters": ["nvml", "rapl"]}, None),
         ({"meters": ["nvml"], "computes": "cuda"}, None),
         ({"meters": ["auto"], "computes": "cuda"}, None),
@@ -283,12 +291,23 @@ def test_meters_beside_an_arm_that_is_elsewhere_are_not_told() -> None:
     assert found.endswith('joules leave out what it draws; set computes = "cuda", or name a meter of the CPU')
     server = {"name": "server", "runs": "openai", "url": "http://127.0.0.1:1/v1"}
     program = {"name": "program", "runs": "llama-bench", "program": "llama-bench", "model_file": "m.gguf"}
-    for arm, computes, told in (
-        (server, "cpu", None),
-        (program, "cpu", "an engine computes on the CPU: joules leave out what it draws; name a meter of the CPU"),
-        (program, "cuda", "an engine computes on the CPU: joules leave out what it draws; name a meter of the CPU"),
+    may = (
+        "device host: nvml sees GPUs alone: what the CPU computes for program is in no joules; name a meter of the CPU"
+    )
+    does = (
+        "device host: nvml sees GPUs alone, and an engine computes on the CPU: joules leave out what it draws; name a"
+        " meter of the CPU"
+    )
+    for arms, host, told in (
+        ([server], {"meters": ["nvml"]}, None),
+        ([program], {"meters": ["nvml"]}, may),
+        ([program], {"meters": ["nvml"], "computes": "cuda"}, may),
+        ([program], {"meters": ["rapl"]}, None),
+        ([program], {"meters": ["rapl"], "computes": "cuda"}, None),
+        ([program, DROPLESS], {"meters": ["nvml"]}, does),
+        ([program, DROPLESS], {"meters": ["nvml"], "computes": "cuda"}, may),
     ):
-        draft = draft_plan(raw_plan(device=[HOST | {"meters": ["nvml"], "computes": computes}], engine=[arm]))
-        (host,) = (device.spec for device in draft.named.devices)
-        warning = blind_warning(host, (), external_engines(draft.named.engines))
-        assert warning is None if told is None else str(warning).endswith(told)
+        draft = draft_plan(raw_plan(device=[HOST | host], engine=arms))
+        (device,) = (device.spec for device in draft.named.devices)
+        engines = draft.named.engines
+        assert blind_warning(device, own_engines(engines), external_engines(engines)) == told, (arms, host)
