@@ -91,7 +91,7 @@ other figure it says why it cannot:
 
 ```
 joulebench reproduce                  # all: terminal, reproduced/reproduced.csv, a page per source and one that sums up
-joulebench reproduce 001 --out DIR    # one source
+joulebench reproduce 001              # one source, in reproduced-001
 joulebench reproduce 000-204..213     # single rows, in the terminal
 ```
 
