@@ -9,6 +9,7 @@ Legend: N tokens, L sparse layers, K experts per token, G groups of tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -70,6 +71,9 @@ class Counting:
         except BaseException:
             self._heat.forget()
             shown.likeness.take()
+            if shown.slots is not None:
+                with suppress(EngineError):  # a copy that failed too
+                    shown.slots.take_copied()
             raise
         finally:
             tallies, self._tallies = self._tallies, []
@@ -84,15 +88,17 @@ class Counting:
         self._heat.count()
 
     def _tally(self, steps: Sequence[StepPlans]) -> None:
-        plain = [(step, step.plain) for step in steps if step.plain is not None]
-        if plain and plain[0][1].sparse_layers:
-            self._count_alike(plain)
+        plain = []
         for step in steps:
-            if step.plain is not None:
+            whole = step.plain
+            if whole is not None:
+                plain.append((step, whole))
                 continue
             if step.is_fused:
                 step.tell(self._heat.hold)
             self.again(step)
+        if plain and plain[0][1].sparse_layers:
+            self._count_alike(plain)
 
     def _count_alike(self, steps: Sequence[tuple[StepPlans, WholeStep]]) -> None:
         """Of one technique. Of those whose plans of a layer count alike the first is made, and the last if there are

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from harness.terminal import EXIT_BAD_PLAN, fail
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
     from engines.techniques.base import TechniqueParameters
 
 TECHNIQUE_HELP = "As in a plan: dropless, or '{ name = \"dropping\", factor = 1.5 }'."
@@ -19,24 +17,14 @@ def technique_of(text: str) -> TechniqueParameters:
     """Ends the command on one that is wrong."""
     from pydantic import ValidationError
 
+    from harness.problems import told
     from harness.schema import TECHNIQUE
 
     try:
         return TECHNIQUE.read(_table(text))
     except ValidationError as error:
-        told = "; ".join(map(_told, error.errors()[:10]))
-        fail(f"--technique {text}: {told}; `joulebench list techniques` shows them", EXIT_BAD_PLAN)
-
-
-def _told(error: ErrorDetails) -> str:
-    if error["type"] == "union_tag_invalid":
-        from engines.techniques.presets import PRESETS
-        from harness.problems import nearest
-
-        return f"unknown name {error['ctx']['tag']!r}; {nearest(error['ctx']['tag'], [*PRESETS, 'custom'])}"
-    if error["type"] == "union_tag_not_found":
-        return "name: missing"
-    return f"{'.'.join(map(str, error['loc'][1:])) or 'name'}: {error['msg']}"
+        problems = "; ".join(told("technique", error, TECHNIQUE.schema)[:10])
+        fail(f"--technique {text}: {problems}; `joulebench list techniques` shows them", EXIT_BAD_PLAN)
 
 
 def _table(text: str) -> dict[str, Any]:

@@ -167,6 +167,23 @@ def test_nothing_of_a_request_whose_plans_fail_is_counted_with_the_next(
     assert engine.take_heat() == fresh.take_heat()
 
 
+def test_what_a_failed_request_copied_is_not_told_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    filed = load_checkpoint(str(BUNDLED), torch.float32, experts_as_filed=True)
+    parameters = preset_parameters("lru").model_validate({"slots": 16})
+    failed, fresh = (ReferenceEngine(filed, parameters, prefill_chunk=64) for _ in range(2))
+    with monkeypatch.context() as patch:
+        plans_of(patch)(failing_in_layer_2)
+        with pytest.raises(EngineError, match="no such plan"):
+            failed.run(REQUEST, unheard)
+    for one in (failed, fresh):
+        one.take_counters()  # as before each trial
+        one.reset()
+        one.run(REQUEST, unheard)
+    copied = failed.take_counters().bytes_copied
+    assert copied
+    assert copied == fresh.take_counters().bytes_copied
+
+
 @needs_compiler
 def test_what_ended_a_request_is_told_and_no_plan_that_fails_behind_it(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch

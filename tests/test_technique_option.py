@@ -12,9 +12,16 @@ from harness.terminal import EXIT_BAD_PLAN
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("droples", "unknown name 'droples'; did you mean dropless?;"),
-        ("{ nam = 'dropless' }", "name: missing;"),
-        ("{ name = 'blockwise', block = 'x' }", "block: "),
+        ("droples", "technique.name: unknown name 'droples'; did you mean dropless?;"),
+        ("{ nam = 'dropless' }", "technique: has no name, found {'nam': 'dropless'}; add name = \"...\";"),
+        (
+            "{ name = 'blockwise', block_size = 'x' }",
+            (
+                "{ name = 'blockwise', block_size = 'x' }",
+                "technique.block_size: must be a whole number or \"intensity\", found 'x';",
+            ),
+        ),
+        ("{ name = 'blockwise', block = 8 }", "technique.block: unknown key, found 8; did you mean block_size?;"),
         ("{ name = ", "no table in TOML ("),
     ],
 )
