@@ -16,10 +16,7 @@ from harness.terminal import EXIT_BAD_PLAN
         ("{ nam = 'dropless' }", "technique: has no name, found {'nam': 'dropless'}; add name = \"...\";"),
         (
             "{ name = 'blockwise', block_size = 'x' }",
-            (
-                "{ name = 'blockwise', block_size = 'x' }",
-                "technique.block_size: must be a whole number or \"intensity\", found 'x';",
-            ),
+            "technique.block_size: must be a whole number or \"intensity\", found 'x';",
         ),
         ("{ name = 'blockwise', block = 8 }", "technique.block: unknown key, found 8; did you mean block_size?;"),
         ("{ name = ", "no table in TOML ("),
