@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from devices.base import Device, DeviceError, Meter, SeesState, WatchesState
-from results.cells import THROTTLED
+from results.cells import CLOCK_LIMITS_CHANGED, THROTTLED
 from results.environments import Conditions
 
 SUSPENDED_S = 0.1
@@ -23,6 +23,7 @@ LEVEL_FALL_PERCENT_PER_S = 5 / 60
 """More than a battery gives: a phone at 25 W takes 3 % of 15 Wh in a minute."""
 LEVEL_STEP_PERCENT = 2.0
 """Levels are told in whole per cent; two steps may come at once."""
+_CLOCK_LIMITS = ("frequency_caps", "cpu_policy", "gpu_limits")
 JOIN_S = 1.0
 """How long the end of a window waits for a reading of the state that is under way."""
 
@@ -88,6 +89,7 @@ def _watched_part(state: Conditions) -> tuple[object, ...]:
         state.boot_id,
         state.throttled,
         state.thermal_status,
+        state.frequency_caps,
         state.screen_on,
         state.screen_brightness,
         state.airplane_mode,
@@ -124,9 +126,9 @@ def state_marks(seen: Sequence[Conditions], reads_battery: bool) -> tuple[str, .
         marks.append("screen changed")
     if len({c.airplane_mode for c in seen} - {None}) > 1:
         marks.append("radio changed")
-    if any(len({getattr(c, name) for c in seen} - {None}) > 1 for name in ("cpu_policy", "gpu_limits")):
+    if any(len({getattr(c, name) for c in seen} - {None}) > 1 for name in _CLOCK_LIMITS):
         # Idle power and load are of two machines then, and so are times.
-        marks.append("clock limits changed")
+        marks.append(CLOCK_LIMITS_CHANGED)
     if reads_battery and "charging" not in marks:
         marks += _level_marks(seen)
     return tuple(marks)

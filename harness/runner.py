@@ -16,7 +16,7 @@ from harness.run_parts import RunParts
 from harness.schema import MAX_REPEATS
 from harness.session import Traces
 from harness.stopping import Endurance, StoppingRule, stopping_rule
-from results.cells import CONTENDED, THROTTLED
+from results.cells import CLOCK_LIMITS_CHANGED, CONTENDED, THROTTLED
 from results.requests import requests_sha256, whole_requests
 from results.store import Store, StoreError
 from results.trials import EnduranceRound, Trial
@@ -107,7 +107,7 @@ class Runner:
             if ended_by is None and repeat + 1 >= MAX_REPEATS:
                 ended_by = f"rounds: {MAX_REPEATS}, the most; make them longer"
             # That it slows down is what is asked here, and taints nothing.
-            marks = tuple(mark for mark in trial.marks if mark != THROTTLED)
+            marks = tuple(mark for mark in trial.marks if mark not in (THROTTLED, CLOCK_LIMITS_CHANGED))
             place = EnduranceRound(series=series, ended_by=ended_by)
             self._keep(cell_plan, trial.model_copy(update={"endurance": place, "marks": marks}), traces)
         self._cool_down(cell_plan, have[-1])

@@ -140,6 +140,19 @@ def test_conditions_say_what_draws_or_slows_beside_the_engine(fake: FakePhone, d
     assert "limited to 1500 of 2000 MHz" in shown.frequency_caps[0]
 
 
+def test_a_phone_that_lowers_its_clocks_in_a_window_marks_it(fake: FakePhone, device: AndroidDevice) -> None:
+    """Android 9 and older have no thermal status: what the heat does to them shows in the limits of their clocks."""
+    fake.answer("dumpsys thermalservice", "Can't find service: thermalservice\n")
+    clocks = "/sys/devices/system/cpu/cpu0/cpufreq"
+    fake.file(f"{clocks}/cpuinfo_max_freq", "2000000\n")
+    seen = []
+    for khz in (2_000_000, 1_500_000, 2_000_000):
+        fake.file(f"{clocks}/scaling_max_freq", f"{khz}\n")
+        seen.append(device.watched_state())
+    assert [s.throttled for s in seen] == [None] * 3
+    assert state_marks(seen, reads_battery=True) == ("clock limits changed",)
+
+
 def test_joules_of_a_device_that_was_opened(device: AndroidDevice) -> None:
     [meter] = device.meters
     meter.start()

@@ -52,6 +52,7 @@ class HotDevice(FakeDevice):
                 "battery_percent": 90.0 - self.falls_percent_per_min * minutes,
                 "charging": False,
                 "throttled": minutes * 60 >= SLOW_FROM_S,
+                "frequency_caps": ("cpu 4 limited to 1500 of 2800 MHz",) if minutes * 60 >= SLOW_FROM_S else (),
             }
         )  # fmt: skip
 

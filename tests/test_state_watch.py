@@ -43,6 +43,8 @@ def states(name: str, *values: object) -> list[Conditions]:
         ("screen_on", (True, False, True), True, ("screen changed",)),
         ("screen_brightness", (10, 10, 200), True, ("screen changed",)),
         ("airplane_mode", (True, True, False), True, ("radio changed",)),
+        ("frequency_caps", (("cpu 0 limited",), None, ("cpu 0 limited",)), True, ()),
+        ("frequency_caps", ((), ("cpu 0 limited",), ()), True, ("clock limits changed",)),
         ("cpu_policy", (("governor powersave",), None, ("governor powersave",)), False, ()),
         ("cpu_policy", (("governor powersave",), None, ("governor performance",)), False, ("clock limits changed",)),
         ("gpu_limits", (("gpu0: 300 W",), None, ("gpu0: 300 W",)), False, ()),

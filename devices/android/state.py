@@ -36,7 +36,7 @@ _COMMANDS = {
     "boot": "cat /proc/sys/kernel/random/boot_id",
     "online": f"cat {ONLINE}",
 }
-_WATCHED = ("battery", "thermal", "brightness", "airplane", "power", "boot", "online")
+_WATCHED = ("battery", "thermal", "brightness", "airplane", "caps", "power", "boot", "online")
 """What may change in a window, and costs little to ask for."""
 _PROPERTY = re.compile(r"^\[([^\]]+)\]: \[(.*)\]$", re.MULTILINE)
 _WAKEFULNESS = re.compile(r"mWakefulness=(\w+)")
