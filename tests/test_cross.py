@@ -169,6 +169,22 @@ def test_a_gpu_keeps_the_experts_that_fit_in_nine_tenths_of_it() -> None:
     assert dict(cache.changed) == {"unit": "gpu", "slots": int(n) // 48}
 
 
+@pytest.mark.parametrize("name", ["ndp-tp-pre", "ndp"])
+@pytest.mark.parametrize(("shape", "stated"), [("mixtral-8x7b", 1), ("phi-3.5-moe", 2)])
+def test_a_gpu_beside_ndp_units_prefetches_what_it_can_hold(name: str, shape: str, stated: int) -> None:
+    """Source 001: "incremented until no additional experts can be accommodated"; one of Mixtral's, TopK of Phi's."""
+    (arm,) = arms_on(load_sheet("rtx5080-ndp"), shape_named(shape), (name,))
+    assert dict(arm.changed)["slots"] == stated
+
+
+def test_a_gpu_that_holds_no_expert_of_each_layer_prefetches_none() -> None:
+    sheet = load_sheet("rtx5080-ndp")
+    gpu = sheet.memories["gpu"]
+    small = sheet.model_copy(update={"memories": {**sheet.memories, "gpu": gpu.model_copy(update={"value": 8e9})}})
+    (arm,) = arms_on(small, shape_named("mixtral-8x7b"), ("ndp",))
+    assert arm.why_not == "the memory of its GPU does not hold one expert of each layer"
+
+
 def test_a_gpu_that_holds_all_experts_has_nothing_to_load() -> None:
     for arm in arms_on(load_sheet("a100"), QWEN, ("lru", "static", "moe-ondemand")):
         assert "nothing is left to load" in str(arm.why_not)

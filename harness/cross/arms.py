@@ -78,11 +78,16 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
         given["ndps"] = n_ndps
     if "gpu_slots" in fields and has_link and (slots := _gpu_slots(sheet, shape)):
         given["gpu_slots"] = slots
+    slots = min(_gpu_slots(sheet, shape) // max(shape.n_sparse_layers, 1), shape.n_experts)
     if keeps:
-        n_layers = max(shape.n_sparse_layers, 1)
-        if has_link and (slots := min(_gpu_slots(sheet, shape) // n_layers, shape.n_experts)):
+        if has_link and slots:
             yield _named(name, {"unit": "gpu", "backbone": "gpu", "slots": slots}, sheet)
         given["slots"] = shape.n_experts // 2
+    elif "slots" in fields and n_ndps and sheet.capacity_bytes("gpu") is not None and shape.n_sparse_layers:
+        if not slots:
+            yield Arm(name, why_not="the memory of its GPU does not hold one expert of each layer")
+            return
+        given["slots"] = slots
     yield _named(name, given, sheet)
     if "slots" in given:
         return
