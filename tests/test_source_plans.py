@@ -37,6 +37,7 @@ def test_a_bundled_plan_is_sound_and_leaves_no_cell_out_unsaid(name: str) -> Non
     plan = sound(bundled_plans()[name])
     assert plan.cells
     assert name == plan.name
+    assert [warning for warning in plan.warnings if "changes nothing" in warning] == []
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
