@@ -23,6 +23,8 @@ from results.cpu_time import CpuSeconds
 PROC_STAT = Path("/proc/stat")
 TICKS_PER_S = 100
 """USER_HZ: the same on every Linux."""
+MOST_LOOKS = 5
+"""At children, until none was waited for meanwhile."""
 
 
 def usable_cpus() -> frozenset[int] | None:
@@ -41,10 +43,9 @@ def host_cpu_seconds(cpus: Collection[int] | None = None, with_machine: bool = F
     machine: dict[str, float] = {}
     if with_machine and stat is not None and cpus is not None and n_cpus(stat) > len(cpus):
         machine = dict(zip(("machine_busy_s", "machine_available_s"), parse_cpu_seconds(stat), strict=True))
-    children_s = _waited_s() + (_running_children_s(psutil.Process()) if _has_children() else 0.0)
     return CpuSeconds(
         busy_s=busy_s,
-        ours_s=time.process_time() + children_s + _working.seconds(descendants=False),
+        ours_s=time.process_time() + _all_children_s() + _working.seconds(descendants=False),
         available_s=available_s,
         **machine,
     )
@@ -176,6 +177,17 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _all_children_s() -> float:
+    """Of children that run and of those that were waited for. What another thread waits for between the two looks is in
+    neither: then it is looked again."""
+    for _ in range(MOST_LOOKS):
+        waited_s = _waited_s()
+        children_s = waited_s + (_running_children_s(psutil.Process()) if _has_children() else 0.0)
+        if _waited_s() == waited_s:
+            break
+    return children_s
 
 
 def _tree_s(pid: int) -> float:

@@ -49,10 +49,11 @@ class CpuSeconds(Record):
 
 def foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:
     """Busy CPU time that was not ours, over all the CPU time there was; None where it was not read. Of the CPUs that we
-    may use and of the machine the larger share: one disturbs times, the other joules."""
+    may use and of the machine the larger share: one disturbs times, the other joules. At most: a process that none of
+    ours waited for takes its CPU time with it, and then no more than all busy time was others'."""
     if before is None or after is None or after.available_s <= before.available_s:
         return None
-    ours_s = after.ours_s - before.ours_s
+    ours_s = max(0.0, after.ours_s - before.ours_s)
     shares = [(after.busy_s - before.busy_s - ours_s) / (after.available_s - before.available_s)]
     if before.machine is not None and after.machine is not None:
         busy_s, available_s = (then_s - first_s for first_s, then_s in zip(before.machine, after.machine, strict=True))

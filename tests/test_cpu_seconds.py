@@ -10,12 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from devices import cpu_seconds
 from devices.cpu_seconds import host_cpu_seconds, parse_cpu_seconds, usable_cpus
 from results.cpu_time import CpuSeconds, foreign_share
 from results.trial_tables import trials
+from tests.eventually import eventually
 from tests.fakes.strangers import busy_stranger
 from tests.run_builders import cell, run, trial
 
@@ -135,6 +137,49 @@ def test_own_work_and_that_of_finished_children_is_ours() -> None:
     assert mine.ours_s - before.ours_s == pytest.approx(0.3, abs=0.1)
     assert with_child.ours_s - mine.ours_s >= 0.2
     assert with_child.busy_s - before.busy_s >= 0.3
+
+
+BURN = "import time\nwhile time.process_time() < 0.3: pass\n"
+
+
+def test_a_child_that_another_thread_waits_for_while_we_look_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was in neither: no longer among those that run, not yet among those that were waited for."""
+    before = host_cpu_seconds(CPUS)
+    child = subprocess.Popen([sys.executable, "-c", BURN])
+    look = cpu_seconds._running_children_s
+
+    def waiting_first(process: psutil.Process) -> float:
+        child.wait()
+        return look(process)
+
+    monkeypatch.setattr(cpu_seconds, "_running_children_s", waiting_first)
+    assert host_cpu_seconds(CPUS).ours_s - before.ours_s >= 0.3
+
+
+def test_what_a_process_takes_with_it_makes_others_no_busier_than_all_were() -> None:
+    """Its parent ends and does not wait for it: whoever adopts it has its CPU time, and ours falls."""
+    burn = [sys.executable, "-c", BURN + "time.sleep(60)"]
+    start = f"import subprocess\nprint(subprocess.Popen({burn}, stdout=subprocess.DEVNULL).pid, flush=True)\ninput()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", start],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    orphan = psutil.Process(int(parent.stdout.readline()))
+    try:
+        assert eventually(lambda: orphan.cpu_times().user + orphan.cpu_times().system >= 0.25)
+        before = host_cpu_seconds(CPUS)
+        parent.communicate("go on\n", timeout=30)
+        time.sleep(0.1)  # several ticks
+        after = host_cpu_seconds(CPUS)
+    finally:
+        orphan.kill()
+    assert after.ours_s < before.ours_s - 0.2
+    share = foreign_share(before, after)
+    assert share is not None
+    assert share <= (after.busy_s - before.busy_s) / (after.available_s - before.available_s)
 
 
 def test_cpu_use_of_a_trial_is_our_cpu_time_over_its_window() -> None:
