@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -28,8 +28,10 @@ INA3221_SHUNT_STEP_V = 40e-6
 """Datasheet of the INA3221: the least step of its shunt voltage."""
 INA3221_UPDATE_S = 0.1
 """Assumed where the driver does not say: longer than its usual settings."""
-ACPI_UPDATE_S = 1.0
-"""Averaging interval of ACPI power meters where they do not state it."""
+ACPI_AVERAGED_S = 1.0
+"""Of ACPI power meters that do not state the interval over which they average."""
+LEAST_ACCURACY_PERCENT = 50.0
+"""Less, as the 0 % of firmware that does not know it, and all of 100 % are not believed."""
 GPU_UPDATE_S = 0.1
 """Assumed for GPU drivers, which do not say."""
 MAX_JETSON_POWER_W = 1e3
@@ -55,6 +57,10 @@ class Rail:
     """More cannot flow there."""
     is_part: bool = False
     """Another rail of the same device contains it."""
+    averaged_s: float | None = None
+    """A reading is the mean of this time before it; None: of an instant, or nobody says."""
+    relative_error: float | None = None
+    """The most by which it is off, as its driver states; None: it does not."""
 
 
 def jetson_rails(drivers: Path) -> list[Rail]:
@@ -148,10 +154,23 @@ def hwmon_rails(hwmon: Path) -> list[Rail]:
         elif driver in ("i915", "xe"):
             rails += _energy(folder, f"{driver}{n}")
         elif driver == "power_meter":
-            interval_ms = read_word(folder / "power1_average_interval")
-            period_s = _stated_s(interval_ms, ACPI_UPDATE_S)
-            rails += _first_power(folder, f"machine{n}", "cpu", period_s, is_whole=True)
+            rails += _acpi_power(folder, f"machine{n}")
     return rails
+
+
+def _acpi_power(folder: Path, name: str) -> list[Rail]:
+    """Each reading is a mean over an interval that can be set (Linux, acpi_power_meter.rst)."""
+    averaged_s = _stated_s(read_word(folder / "power1_average_interval"), ACPI_AVERAGED_S)
+    found = _first_power(folder, name, "cpu", averaged_s, is_whole=True)
+    error = _stated_error(read_word(folder / "power1_accuracy"))
+    return [replace(rail, averaged_s=averaged_s, relative_error=error) for rail in found]
+
+
+def _stated_error(accuracy: str | None) -> float | None:
+    """Of an accuracy such as `98.0%`."""
+    found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", accuracy or "")
+    percent = float(found[1]) if found else 0.0
+    return (100.0 - percent) / 100.0 if LEAST_ACCURACY_PERCENT <= percent < 100.0 else None
 
 
 def _max_gpu_power_w(folder: Path) -> float:

@@ -133,7 +133,38 @@ def test_input_of_a_server_contains_its_gpu(sysfs: Sysfs) -> None:
     sysfs.add("hwmon2", {"name": "power_meter", "power1_average": 180_000_000, "power1_average_interval": 500})
     meter = hwmon(sysfs)
     assert {c.component: c.additive for c in meter.channels} == {"amdgpu0": False, "machine0": True}
-    assert meter.channels[1].update_period_s == 0.5
+    assert (meter.channels[1].update_period_s, meter.channels[1].averaged_s) == (0.5, 0.5)
+    assert meter.channels[0].averaged_s is None
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "within"), [("98.0%", 0.02), ("97.500%", 0.025), ("100.0%", 0.05), ("0.0%", 0.05), (None, 0.05)]
+)
+def test_a_servers_input_errs_by_what_its_firmware_states(sysfs: Sysfs, accuracy: str | None, within: float) -> None:
+    """Uniform within that, as one sigma; 5 % where it states none, or what no sensor can have."""
+    files: dict[str, object] = {"name": "power_meter", "power1_average": 180_000_000}
+    sysfs.add("hwmon2", files | ({} if accuracy is None else {"power1_accuracy": accuracy}))
+    assert hwmon(sysfs).channels[0].relative_accuracy == pytest.approx(within / 3**0.5)
+
+
+def test_a_server_that_shows_means_of_a_second_is_right_within_its_uncertainty(sysfs: Sysfs) -> None:
+    """100 W, 300 W for 12 s from the 3rd second on, 100 W: what the means of a second, renewed each 0.1 s, tell."""
+
+    def flowed_j(at_s: float) -> float:
+        return 100.0 * at_s + 200.0 * min(max(at_s - 3.0, 0.0), 12.0)
+
+    def shown_uw(passed_s: float) -> int:
+        at_s = 1.0 + math.floor(passed_s / 0.1 + 1e-9) * 0.1
+        return round(1e6 * (flowed_j(at_s) - flowed_j(at_s - 1.0)))
+
+    files = {"name": "power_meter", "power1_average": shown_uw, "power1_average_interval": 1000}
+    sysfs.add("hwmon2", files | {"power1_accuracy": "99.5%"})
+    # Readings begin with the 1st second: the load is there from the 2nd of them to the 14th.
+    reading = total(read_on_grid(hwmon(sysfs), sysfs, 0.02, 17.0), 2.0, 14.0)
+    assert reading.energy_j is not None
+    assert reading.uncertainty_j is not None
+    assert abs(reading.energy_j - 3600.0) <= 2 * reading.uncertainty_j
+    assert reading.uncertainty_j < 0.01 * 3600.0
 
 
 def test_intel_gpu_counts_joules_of_its_card_and_package(sysfs: Sysfs) -> None:

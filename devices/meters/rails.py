@@ -47,11 +47,12 @@ class RailMeter(PolledMeter):
                 kind=rail.kind,
                 update_period_s=rail.update_period_s,
                 resolution=rail.step,
-                relative_accuracy=self.relative_accuracy,
+                relative_accuracy=_gain(rail.relative_error) or self.relative_accuracy,
                 additive=rail.is_whole if has_whole else not rail.is_part,
                 can_rest=rail.kind == "counter",
                 max_power_w=rail.max_power_w,
                 computes=rail.computes,
+                averaged_s=rail.averaged_s,
                 note="contains the other rails" if rail.is_whole and len(self._rails) > 1 else None,
             )
             for rail in self._rails
@@ -70,6 +71,11 @@ class RailMeter(PolledMeter):
 
     def read(self) -> Sequence[float]:
         return [rail.read() for rail in self._rails]
+
+
+def _gain(relative_error: float | None) -> float | None:
+    """One sigma of an error that is uniform within what is stated."""
+    return None if relative_error is None else relative_error / math.sqrt(3)
 
 
 class JetsonMeter(RailMeter):
@@ -93,7 +99,7 @@ class HwmonMeter(RailMeter):
 
     name = "hwmon"
     relative_accuracy = 0.05 / math.sqrt(3)
-    """Not stated by their makers; ACPI power meters are to be within 5 % in most firmware, taken for all."""
+    """Where it is not stated; ACPI power meters are to be within 5 % in most firmware, taken for all."""
 
     def __init__(self, interval_s: float, clock: Clock, hwmon: Path = HWMON) -> None:
         super().__init__(interval_s, clock, hwmon)
