@@ -14,8 +14,10 @@ import torch
 from engines.base import unheard
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.checkpoints import Checkpoint, inspect_checkpoint, load_checkpoint
 from engines.observers import SparseLayerStep
+from engines.parallel.engine import ParallelEngine
+from engines.parallel.running import RanksAsked
 from engines.reference import ReferenceEngine
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import LayerInput
@@ -23,6 +25,7 @@ from engines.techniques.place.ranks import RanksParameters
 from engines.techniques.presets import PRESETS, preset_parameters
 from results.counters import EngineCounters
 from results.records import Request
+from tests.cases import marked
 from tests.fakes.random_models import BUNDLED, write_random_model
 from tests.kernel_forms import needs_compiler
 
@@ -83,6 +86,36 @@ def test_what_is_counted_is_the_sum_of_all_plans(checkpoint: Checkpoint, name: s
     # What leaves with the request is no plan's, and what was really copied is the engine's to tell.
     told = counters.model_copy(update={"prefetched_unused": expected.prefetched_unused, "bytes_copied": None})
     assert told == expected
+
+
+RANKS = {"expert-parallel": 3, "tensor-parallel": 2, "tp-ep": 4, "eplb": 3}
+
+
+def test_all_presets_over_ranks_are_among_those_that_are_counted() -> None:
+    assert RANKS.keys() == {n for n, p in PRESETS.items() if isinstance(p.choices.place, RanksParameters)}
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("name", marked(RANKS, pytest.mark.slow, but=("expert-parallel", "eplb")))
+def test_what_is_counted_over_ranks_is_the_sum_of_all_plans(name: str) -> None:
+    """By the first rank, which plans for all."""
+    parameters = preset_parameters(name).model_validate({"spare_slots": 1} if name == "eplb" else {})
+    asked = RanksAsked(inspect_checkpoint(str(BUNDLED)), parameters, RANKS[name], prefill_chunk=64, threads=1)
+    engine = ParallelEngine(asked)
+    try:
+        if engine.needs_calibration:
+            engine.calibrate([list(range(3 + n, 60 + n)) for n in range(4)])
+        engine.reset()
+        first_rank = engine._ready().engine
+        engine.run(REQUEST, unheard)
+        counted = first_rank.take_counters()
+        first_rank.observer = watcher = Watcher()
+        engine.run(REQUEST, unheard)
+    finally:
+        engine.close()
+    assert counted == watcher.counters
+    assert counted.routed_pairs == (40 + N_NEW - 1) * TOP_K * N_LAYERS
+    assert counted.bytes_exchanged
 
 
 @pytest.mark.parametrize("kind", ["qwen3-moe", "qwen3-moe-some-dense"])
