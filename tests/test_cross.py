@@ -185,6 +185,16 @@ def test_a_gpu_that_holds_no_expert_of_each_layer_prefetches_none() -> None:
     assert arm.why_not == "the memory of its GPU does not hold one expert of each layer"
 
 
+def test_a_model_too_large_for_any_machine_ends_no_table() -> None:
+    """DeepSeek-V3 in 16 bits: 58 layers of 256 experts of 3 x 7168 x 2048 values, 1.3 TB; DIMMs hold 206 GB."""
+    question = Question(shape_named("deepseek-v3"), UniformRouting(), prompt_tokens=4, decode_steps=1, chunk=4)
+    sheets = [load_sheet(name) for name in available_sheets()]
+    rows = cross_table(question, sheets, ("moe-ondemand", "ndp-tp", "ndp-tp-pre", "ndp"))
+    assert {one.result for one in rows if one.machine == "rtx5080-ndp"} == {"N.S.", "oom"}
+    assert {one.result for one in rows if one.arm.technique == "ndp"} == {"N.S.", "not priced"}
+    assert all(one.ttft_s is None for one in rows)
+
+
 def test_a_gpu_that_holds_all_experts_has_nothing_to_load() -> None:
     for arm in arms_on(load_sheet("a100"), QWEN, ("lru", "static", "moe-ondemand")):
         assert "nothing is left to load" in str(arm.why_not)

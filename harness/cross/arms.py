@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devices.base import Unit
 from devices.models.sheet import Sheet
 from engines.errors import EngineError
+from engines.pricing.room import lacks_room
 from engines.pricing.shapes import ModelShape
 from engines.techniques.move.fetch import FetchParameters
 from engines.techniques.parameters import Composed, CustomParameters
@@ -68,9 +69,10 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
         yield Arm(name, why_not="all experts fit in the memory of its GPU, so nothing is left to load")
         return
     if name == ON_GPU and has_link:
-        fetch = FetchParameters(gpu_slots=_gpu_slots(sheet, shape), stay="first")
+        n = _gpu_slots(sheet, shape)
+        fetch = FetchParameters(gpu_slots=n, stay="first") if n else FetchParameters()
         custom = CustomParameters(backbone="gpu", place=OneUnitParameters(unit="gpu"), move=fetch)
-        yield _arm(name, {"unit": "gpu", "gpu_slots": fetch.gpu_slots}, custom, sheet)
+        yield _arm(name, {"unit": "gpu", "gpu_slots": n}, custom, sheet)
         return
     given: dict[str, str | int] = {}
     n_ndps = sum(unit.startswith("ndp:") for unit in sheet.units)
@@ -84,10 +86,11 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
             yield _named(name, {"unit": "gpu", "backbone": "gpu", "slots": slots}, sheet)
         given["slots"] = shape.n_experts // 2
     elif "slots" in fields and n_ndps and sheet.capacity_bytes("gpu") is not None and shape.n_sparse_layers:
-        if not slots:
-            yield Arm(name, why_not="the memory of its GPU does not hold one expert of each layer")
-            return
-        given["slots"] = slots
+        arm = _named(name, {**given, "slots": max(slots, 1)}, sheet)
+        if not slots and arm.parameters is not None and lacks_room(arm.parameters.units, True, sheet, shape) is None:
+            arm = replace(arm, why_not="the memory of its GPU does not hold one expert of each layer")
+        yield arm
+        return
     yield _named(name, given, sheet)
     if "slots" in given:
         return
