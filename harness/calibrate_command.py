@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -80,7 +81,9 @@ def calibrate(
     from harness.model_specs import ModelSpec
 
     console = console_of(stderr=True)
-    names = [name.strip() for text in data for name in text.split(",") if name.strip()]
+    # A name of a file may have commas.
+    texts = [[text] if isfile(text) else text.split(",") for text in data]
+    names = [name.strip() for own in texts for name in own if name.strip()]
     try:
         check_is_free(out)
         check_out(out)

@@ -144,7 +144,7 @@ def _tune(asked: Asked, problems: list[str]) -> None:
     from harness.tuning.display import DOES, ProbeLines, candidate_rows, order_words, sentence, taken_words
     from harness.tuning.pages import write_session
     from harness.tuning.probing import SessionBrokenOffError
-    from harness.tuning.profile import FILE_NAME, kept_path, write_profile
+    from harness.tuning.profile import FILE_NAME, is_refuted, kept_path, write_profile
     from results.store import StoreError
 
     console = console_of()
@@ -183,6 +183,8 @@ def _tune(asked: Asked, problems: list[str]) -> None:
         fail(f"{error.filename}: cannot be written ({error.strerror}); go on with --resume", EXIT_NOT_WRITTEN)
     for path in written:
         say(str(path))
+    if is_refuted(profile):
+        fail(taken_words(profile), EXIT_NONE_USABLE)
     say(taken_words(profile))
 
 

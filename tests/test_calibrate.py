@@ -204,6 +204,14 @@ def test_the_workloads_of_a_plan_are_counted_as_they_stand_there(tmp_path: Path)
     assert read_profile(tmp_path / "p").n_tokens == sum(map(len, prompts))
 
 
+def test_a_plan_with_commas_in_its_name_is_one_plan(tmp_path: Path) -> None:
+    """It was cut at them."""
+    path = write_plan(tmp_path / "long,short.toml", raw_plan(workload=[BOOLQ | {"limit": 0}]))
+    found = joulebench("calibrate", MODEL, "--data", str(path), "--out", str(tmp_path / "p"))
+    (problem,) = found.problems
+    assert problem.startswith(f"error: --data {path}: workload[0].limit")
+
+
 def test_a_plan_that_is_wrong_is_told_by_its_own_problems(tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", raw_plan(workload=[BOOLQ | {"limit": 0}]))
     for given, expected in ((path, "workload[0].limit"), (tmp_path / "no.toml", "no such file")):

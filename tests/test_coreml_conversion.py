@@ -208,9 +208,14 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_is_none_is_told(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST).write_text('{"format": 9}')
-    with pytest.raises(EngineError, match="format"):
-        read_manifest(tmp_path)
+    """Of an empty one "file: Invalid JSON: EOF while parsing a value" was all."""
+    for content, what in ((b'{"format": 9}', "format: "), (b"", "Invalid JSON: "), (b"\xff\xfe", "Invalid JSON: ")):
+        (tmp_path / MANIFEST).write_bytes(content)
+        with pytest.raises(EngineError) as caught:
+            read_manifest(tmp_path)
+        told = f"{tmp_path / MANIFEST}: is damaged, or of another version of joulebench ({what}"
+        assert str(caught.value).startswith(told)
+        assert str(caught.value).endswith("); convert into another folder with `joulebench coreml convert`")
 
 
 def test_packages_serve_whoever_wants_no_more_of_them() -> None:

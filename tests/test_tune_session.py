@@ -21,7 +21,7 @@ from harness.external_parts import found_build
 from harness.plan import build_plan
 from harness.terminal import EXIT_BAD_PLAN
 from harness.tuning.engine_marks import engine_mark
-from harness.tuning.profile import TunedProfile, read_profile, why_expired, write_profile
+from harness.tuning.profile import TunedProfile, find_profile, read_profile, why_expired, write_profile
 from harness.tuning.tuned_plans import fingerprint_of_plan
 from results.store import Store, StoreError
 from results.trials import Trial
@@ -58,7 +58,8 @@ def session(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         with Store.view(folder) as store:
             before = {trial.trial_id for trial in store.trials()}
         found = joulebench(*command, "--resume")
-        assert found.code == 0, found.stderr
+        # 6: its choice does not hold, which two pairs on a busy machine may find.
+        assert found.code in (0, 6), found.stderr
         with Store.view(folder) as store:
             after = {trial.trial_id: trial for trial in store.trials()}
         assert len(before) >= 3
@@ -358,6 +359,53 @@ def test_a_choice_is_not_lost_behind_a_check_that_was_disturbed_throughout(
     assert found.code == 6
     assert "of the CPU; end them; the profile stays as it was, check it again then" in found.stderr
     assert read_profile(folder / "tuned.json") == kept
+
+
+def test_a_session_whose_choice_does_not_hold_ends_with_6_and_is_found_by_its_folder(
+    session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with 0, and what is scheduled went on with it."""
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(session, "mine")
+    shutil.rmtree("mine/check")
+    with Store.view(session / "check") as store:
+        run = store.data()
+        with Store.create(Path("mine/check"), store.info(), run.cells) as refuted:
+            engines = {cell.cell_id: cell.engine for cell in run.cells}
+            like = next(trial for trial in run.trials if engines[trial.cell_id] != "tuned")
+            for trial in run.trials:
+                # Pairs that are all but alike, and the tuned arm at twice the joules.
+                times = (2.0 if engines[trial.cell_id] == "tuned" else 1.0) + trial.repeat / 1000
+                energy = tuple(
+                    reading.model_copy(update={"energy_j": reading.energy_j and times * reading.energy_j})
+                    for reading in like.energy
+                )
+                own = {"trial_id": trial.trial_id, "cell_id": trial.cell_id, "repeat": trial.repeat}
+                refuted.add_trial(like.model_copy(update={**own, "energy": energy}), {})
+    found = joulebench("tune", "--out", "mine", *SMALL, "--resume")
+    assert found.code == 6, found.stderr
+    assert "error: no plan takes here, for its check does not hold" in found.stderr
+    assert read_profile(Path("mine/tuned.json")) == read_profile(tmp_path / "state" / "tuned" / "here.json")
+    # A kept name goes before a folder of the same name.
+    assert find_profile("mine")[1] == Path("mine/tuned.json")
+    Path("mine").rename("here")
+    assert find_profile("here")[1] == tmp_path / "state" / "tuned" / "here.json"
+
+
+def test_a_folder_that_cannot_be_gone_on_with_is_told_before_the_device_is_taken(
+    session: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took ten seconds, for the model was looked at first."""
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
+    monkeypatch.setattr("harness.tuning.asked.device_lock", None)
+    for options, told in (
+        (("--out", str(tmp_path / "none"), "--resume"), "leave --resume out to begin a run"),
+        (("--out", str(session)), "already holds a run; go on with --resume"),
+    ):
+        found = CliRunner().invoke(app, ["tune", *SMALL, *options])
+        assert (found.exit_code, told in found.stderr) == (2, True), found.output
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_limit_that_nothing_meets_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,5 +104,9 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
         raise EngineError(f"{path}: cannot be read ({error.strerror}); name a folder of `coreml convert`") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise EngineError(f"{path}: {where}: {first['msg']}; convert into another folder") from error
+        where = "".join(f"{part}." for part in first["loc"])[:-1]
+        told = f"{where}: {first['msg']}" if where else first["msg"]
+        raise EngineError(
+            f"{path}: is damaged, or of another version of joulebench ({told}); convert into another folder with"
+            " `joulebench coreml convert`"
+        ) from error

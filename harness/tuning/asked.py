@@ -14,7 +14,7 @@ from typing import Any, cast
 from devices.base import DeviceError
 from devices.conditions import host_environment
 from harness.matrix import CellPlan
-from harness.opening import DeviceNotReadyError
+from harness.opening import DeviceNotReadyError, check_folder
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
@@ -86,14 +86,16 @@ class Session:
 def begin(asked: Asked, problems: Sequence[str], say: Callable[[str], None]) -> Iterator[Session]:
     """Reads and checks everything; nothing is written. The device is this process's alone until the context ends.
 
-    problems: of the options, found before. Raises `PlanError` with all problems, `DeviceNotReadyError`.
+    problems: of the options, found before. Raises `PlanError` with all problems, `DeviceNotReadyError`, `StoreError`.
     """
     checked = checked_plan(asked, problems)
+    folder = asked.out or Path("runs") / f"tune-{checked.name}"
+    check_folder(folder, asked.resume)
     with device_lock(checked.device):
-        yield from _begun(checked, asked, say)
+        yield from _begun(checked, asked, folder, say)
 
 
-def _begun(checked: CheckedPlan, asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
+def _begun(checked: CheckedPlan, asked: Asked, folder: Path, say: Callable[[str], None]) -> Iterator[Session]:
     """As `begin`, of a plan that was read."""
     base, search, parameters = checked.base, checked.search, checked.parameters
     is_swept = checked.swept is not None
@@ -143,7 +145,6 @@ def _begun(checked: CheckedPlan, asked: Asked, say: Callable[[str], None]) -> It
         # The first token of an answer is prefill's.
         if "decode" in options.phases and all(request.max_new_tokens < 2 for request in asks):
             raise PlanError([NOTHING_DECODED])
-        folder = asked.out or Path("runs") / f"tune-{checked.name}"
         if asked.resume and asked.n_pairs:
             _same_pairs(folder / CHECK_FOLDER, asked.n_pairs, checked.name)
         yield Session(asked, base, plan, space, options, checked.name, folder, run_parts, searches, say)

@@ -187,10 +187,15 @@ def read_profile(path: Path) -> TunedProfile:
 
 
 def find_profile(named: str) -> tuple[TunedProfile, Path]:
-    """By its path, or by its name among those that are kept. Raises `TunedProfileError`."""
+    """By the path of it or of its session, or by its name among those that are kept: of a name of both, what is kept.
+
+    Raises `TunedProfileError`.
+    """
     is_path = "/" in named or named.endswith(".json")
     path = Path(named).expanduser() if is_path else kept_path(named)
     if not is_path and not path.exists():
+        if (of_session := Path(named) / FILE_NAME).is_file():
+            return read_profile(of_session), of_session
         names = sorted(profile.name for profile, _ in kept_profiles())
         told = f"there are {', '.join(names)}" if names else "there is none yet"
         raise TunedProfileError(
