@@ -195,6 +195,14 @@ def test_a_model_too_large_for_any_machine_ends_no_table() -> None:
     assert all(one.ttft_s is None for one in rows)
 
 
+def test_a_dense_model_has_no_experts_to_keep() -> None:
+    question = Question(shape_named("qwen2.5-0.5b"), UniformRouting(), prompt_tokens=4, decode_steps=1, chunk=4)
+    rows = cross_table(question, [load_sheet("rtx5080-ndp")], ("moe-ondemand", "lru", "static", "ndp", "fiddler"))
+    assert {str(one.why_not).removeprefix(f"{one.arm.technique} ").partition(";")[0] for one in rows} == {
+        "places experts, and qwen2.5-0.5b has none", "custom places experts, and qwen2.5-0.5b has none",
+    }  # fmt: skip
+
+
 def test_a_gpu_that_holds_all_experts_has_nothing_to_load() -> None:
     for arm in arms_on(load_sheet("a100"), QWEN, ("lru", "static", "moe-ondemand")):
         assert "nothing is left to load" in str(arm.why_not)

@@ -65,7 +65,8 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
     fields = preset_parameters(name).model_fields
     has_link = "gpu" in sheet.units and sheet.resource_between("cpu", "gpu") is not None
     keeps = PRESETS[name].choices.move.loads_from_file
-    if keeps and has_link and _gpu_slots(sheet, shape) == shape.n_sparse_layers * shape.n_experts:
+    n_experts = shape.n_sparse_layers * shape.n_experts
+    if keeps and has_link and 0 < n_experts == _gpu_slots(sheet, shape):
         yield Arm(name, why_not="all experts fit in the memory of its GPU, so nothing is left to load")
         return
     if name == ON_GPU and has_link:
@@ -81,10 +82,10 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
     if "gpu_slots" in fields and has_link and (slots := _gpu_slots(sheet, shape)):
         given["gpu_slots"] = slots
     slots = min(_gpu_slots(sheet, shape) // max(shape.n_sparse_layers, 1), shape.n_experts)
-    if keeps:
+    if keeps and shape.n_experts:
         if has_link and slots:
             yield _named(name, {"unit": "gpu", "backbone": "gpu", "slots": slots}, sheet)
-        given["slots"] = shape.n_experts // 2
+        given["slots"] = max(shape.n_experts // 2, 1)
     elif "slots" in fields and n_ndps and sheet.capacity_bytes("gpu") is not None and shape.n_sparse_layers:
         arm = _named(name, {**given, "slots": max(slots, 1)}, sheet)
         if not slots and arm.parameters is not None and lacks_room(arm.parameters.units, True, sheet, shape) is None:
