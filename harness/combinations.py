@@ -9,6 +9,7 @@ from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.dispatch import FILE, way_to
 from engines.kernels.compile import lacks_bf16
+from engines.model.quantised import FORMS
 from engines.pricing.schedule import unit_of_rest
 from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
@@ -44,7 +45,7 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
         return None if reason is None else f"{reason}; leave {' and '.join(f'quantise.{key}' for key in needing)} out"
     if keys:
         return f"a modelled device prices arithmetic of two bytes a value, so {told} for the host"
-    if engine.quantise.asked and not plays:
+    if engine.quantise.asked and not (plays or prices_as_held(device)):
         return "a modelled device prices weights of two bytes, so quantise is for the host"
     if engine.max_batch > 1:
         return "a modelled device prices one request at a time, so max_batch is for the host"
@@ -147,6 +148,12 @@ def _memories_apart(technique: Composed, sheet: Sheet) -> str | None:
                 " between them; use monde, or fiddler, which fetch"
             )
     return None
+
+
+def prices_as_held(device: DeviceSpec) -> bool:
+    """Whether a device prices the weights of a model that runs as wide as the engine holds them: where its sheet was
+    fitted here with weights of some form. On others they count two bytes a value, as in the sources of sheets."""
+    return isinstance(device, ModelledSpec) and sheet_of(device).fitted_weights in FORMS
 
 
 def sheet_of(device: DeviceSpec) -> Sheet:

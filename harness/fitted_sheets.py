@@ -5,12 +5,15 @@ from __future__ import annotations
 from devices.models.sheet import Sheet
 from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts
-from engines.model.quantised import FORMS, bits_of_value
-from engines.pricing.model_shape import ModelShape
-from engines.pricing.shapes import own_shape, priced_shape
-from harness.combinations import sheet_of
+from engines.model.model_config import ModelConfig
+from engines.model.quantised import FORMS, Quantisation, bits_of_value, plain_form
+from engines.pricing.model_shape import ModelShape, WeightBits
+from engines.pricing.shapes import own_shape, priced_shape, quantised
+from harness.combinations import mismatch, prices_as_held, sheet_of
 from harness.device_problems import sheet_problems
 from harness.device_specs import DeviceSpec, ModelledSpec
+from harness.model_specs import ModelSpec
+from harness.schema import EngineSpec
 
 SAME_WIDTH = 0.05
 """Of the bits of a value: scales of a row take a little more in one model than in another."""
@@ -37,13 +40,23 @@ def fit_warning(device: DeviceSpec, shape: ModelShape) -> str | None:
     return f"device {device.name}: {doubt}; fit a sheet with such weights (docs/model-fit.md)"
 
 
-def fit_warning_with_model(device: DeviceSpec, facts: CheckpointFacts) -> str | None:
-    """The same of a model that runs, which is priced with two bytes a value."""
-    if not isinstance(device, ModelledSpec) or sheet_problems(device):
+def fit_warning_with_model(
+    device: DeviceSpec, engine: EngineSpec, model: ModelSpec, facts: CheckpointFacts
+) -> str | None:
+    """The same of a model that runs."""
+    if not isinstance(device, ModelledSpec) or sheet_problems(device) or mismatch(engine, device) is not None:
         return None
     try:
-        name = device.priced_as
-        shape = priced_shape(name, facts.config) if name else own_shape(facts.source, facts.config)
+        return fit_warning(device, shape_on(device, engine, model, facts.config))
     except (EngineError, KeyError):
         return None  # told as a problem
-    return fit_warning(device, shape)
+
+
+def shape_on(device: DeviceSpec, engine: EngineSpec, model: ModelSpec, config: ModelConfig) -> ModelShape:
+    """At which a modelled device prices a model that runs; its sheet has no problems. Raises `EngineError`."""
+    name = device.priced_as
+    shape = priced_shape(name, config) if name else own_shape(model.source, config)
+    if not prices_as_held(device):
+        return shape
+    held = dict.fromkeys(WeightBits._fields, plain_form(model.dtype)) | engine.quantise.asked
+    return quantised(shape, Quantisation(**held))

@@ -262,7 +262,7 @@ def _with_bytes(error: EngineError, slot_bytes: int) -> str:
 
 
 def kept_problems(
-    engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
+    engine: Part[EngineSpec], model: ModelSpec, devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
 ) -> Iterator[str]:
     """Of experts that a technique keeps in a GPU's memory: on a modelled device those of the model that is priced."""
     move, own = _keeping(engine.spec), own_sizes(facts.config)
@@ -272,7 +272,7 @@ def kept_problems(
         if mismatch(engine.spec, device.spec) is not None:
             continue
         try:
-            sizes = sizes_there(facts, device.spec, None) if device.spec.is_modelled else own
+            sizes = sizes_there(engine.spec, model, facts, device.spec, None) if device.spec.is_modelled else own
         except EngineError:
             continue  # told of the device
         if sizes is None:

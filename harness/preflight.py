@@ -128,12 +128,13 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     for found in facts.values():
         for engine in engines:
             problems += _problems_with_model(engine, found, run_parts)
-            problems += size_problems(engine, named.devices, found)
-            problems += kept_problems(engine, named.devices, found)
             warnings += [padding_warning(engine, found), tier_warning(engine, found), unheeded_of_engine(engine, found)]
-            warnings += room_warnings(engine, named.devices, found)
             for model in computed:
                 if model.source == found.source:
+                    problems += size_problems(engine, model, named.devices, found)
+                    problems += kept_problems(engine, model, named.devices, found)
+                    warnings += room_warnings(engine, model, named.devices, found)
+                    warnings += [fit_warning_with_model(device, engine.spec, model, found) for device in devices]
                     warnings.append(unheeded_attention(engine, model))
                     problems += slot_problems(engine, model, devices, found)
                     warnings += [rate_warning(engine, model, found), unlimited_warning(engine, model, found)]
@@ -141,7 +142,6 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         warnings += [together_warning(engines, m, devices, found) for m in computed if m.source == found.source]
         for device in devices:
             problems += _pricing_problems(device, found)
-            warnings.append(fit_warning_with_model(device, found))
         for other in others:
             if isinstance(other.spec, CoremlSpec):
                 problems += _problems_with_graphs(other.label, other.spec, found, run_parts)

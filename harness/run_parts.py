@@ -29,7 +29,7 @@ from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.playing import PlayedModelEngine, most_tokens
 from engines.pricing.room import lacks_room
-from engines.pricing.shapes import own_shape, priced_shape, sizes_of
+from engines.pricing.shapes import sizes_of
 from engines.profile import Learnt, Profile
 from engines.profile_files import profile_folder, read_profile
 from engines.reference import ReferenceEngine
@@ -41,6 +41,7 @@ from harness.device_building import WaitListener, build_device, clock_of, log_wa
 from harness.external.base import ExternalSpec
 from harness.external_parts import external_engine, most_positions, refuse_requests, requests_of
 from harness.fidelity import KeptDistributions, distribution_scores
+from harness.fitted_sheets import shape_on
 from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
 from harness.model_specs import AnyModelSpec, PlayedModelSpec
@@ -260,9 +261,8 @@ class RunParts:
                 engine = self._reference_engine(plan)
             else:
                 checkpoint = self._checkpoint(plan)
-                priced_as = plan.device.priced_as
                 config = checkpoint.config
-                shape = priced_shape(priced_as, config) if priced_as else own_shape(plan.model.source, config)
+                shape = shape_on(plan.device, plan.own_engine, plan.model, config)
                 choices = plan.own_engine.technique.choices if isinstance(plan.own_engine.technique, Composed) else None
                 fetches = choices is not None and choices.move.moves_weights
                 technique = plan.own_engine.technique

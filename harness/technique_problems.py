@@ -27,7 +27,9 @@ from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import OneUnitParameters, ShardsParameters
 from harness.combinations import mismatch, sheet_of
 from harness.device_specs import DeviceSpec
+from harness.fitted_sheets import shape_on
 from harness.matrix import Part
+from harness.model_specs import ModelSpec
 from harness.problems import nearest
 from harness.schema import EngineSpec
 from results.units import format_share, told_apart
@@ -92,7 +94,7 @@ def unread_problems(engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]
 
 
 def size_problems(
-    engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
+    engine: Part[EngineSpec], model: ModelSpec, devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
 ) -> Iterator[str]:
     """Of a technique with the sizes of a model."""
     choices, config = choices_of(engine.spec), facts.config
@@ -118,7 +120,7 @@ def size_problems(
     for device in devices:
         if mismatch(engine.spec, device.spec) is None:
             try:
-                sizes = sizes_there(facts, device.spec, as_shape)
+                sizes = sizes_there(engine.spec, model, facts, device.spec, as_shape)
             except EngineError:
                 continue  # told of the device
             if sizes is None or own is None:
@@ -130,15 +132,14 @@ def size_problems(
 
 
 def room_warnings(
-    engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
+    engine: Part[EngineSpec], model: ModelSpec, devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
 ) -> Iterator[str]:
     """Of units that do not hold the experts: the run says "N.S." or "oom" there, as sources do, and goes on."""
     choices = choices_of(engine.spec)
     for device in devices:
         if choices is not None and device.spec.is_modelled and mismatch(engine.spec, device.spec) is None:
             with contextlib.suppress(EngineError):  # a shape that cannot be priced is told of the device
-                name = device.spec.priced_as
-                shape = priced_shape(name, facts.config) if name else own_shape(facts.source, facts.config)
+                shape = shape_on(device.spec, engine.spec, model, facts.config)
                 units, fetches = choices.place.units, choices.move.moves_weights
                 found = lacks_room(units, fetches, sheet_of(device.spec), shape, choices.backbone)
                 if found is not None:
@@ -180,10 +181,13 @@ def tier_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None
     )
 
 
-def sizes_there(facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None) -> ModelSizes | None:
+def sizes_there(
+    engine: EngineSpec, model: ModelSpec, facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None
+) -> ModelSizes | None:
     """As the technique is told them there."""
-    name = device.priced_as if device.is_modelled else as_shape
-    return sizes_of(own_shape(facts.source, facts.config) if name is None else priced_shape(name, facts.config))
+    if device.is_modelled:
+        return sizes_of(shape_on(device, engine, model, facts.config))
+    return sizes_of(own_shape(facts.source, facts.config) if as_shape is None else priced_shape(as_shape, facts.config))
 
 
 def too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device: DeviceSpec) -> str | None:

@@ -27,7 +27,12 @@ from engines.curves.prices import EXPERTS_FEW, FEW, Known, Residual, add_engine_
 from engines.curves.rounds import Measured, Piece, Point
 from engines.curves.steps import EngineRun, fetches, priced, request_of
 from engines.made_models import MadeSizes
+from engines.model.quantised import PLAIN_DTYPES
 from engines.techniques.presets import preset_parameters
+from harness.device_specs import ModelledSpec
+from harness.fitted_sheets import shape_on
+from harness.model_specs import ModelSpec
+from harness.schema import EngineSpec
 from results.records import Request
 from tests.toy_sheet import toy_sheet
 
@@ -260,7 +265,8 @@ def test_timelines_of_the_sheet_know_what_stands_in(fitted: FittedMachine) -> No
 
 
 def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
-    """Four rows for each of two experts in each layer: three matrices of 32 x 16, two FLOP a value and row."""
+    """Four rows for each of two experts in each layer: three matrices of 32 x 16, two FLOP a value and row. Weights in
+    fp32, and rows that count two bytes a value, as in every sheet."""
     work = next(
         w.pieces[0]
         for w in Bench("m", models[0].model, models[0].shape).pieces((96,), (8,), (4,), ())
@@ -269,20 +275,20 @@ def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
     values = 3 * 32 * 16
     assert work.amounts["expert_ffn.few.flops"] == 2 * (2 * 4 * 2 * values)
     assert work.amounts["expert_ffn.few.weight_bytes"] == 2 * (2 * 4 * values)
-    assert work.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 32 * 4)
+    assert work.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 32 * 2)
 
 
 def test_pieces_with_many_rows_by_hand(models: list[MadeModel]) -> None:
     """24 rows of each of 8 experts, in both layers: once of tokens, once of padding but for one. Three matrices of
-    32 x 16; 16 values of 4 bytes lie between products. Tiles of 16 compute 32 rows."""
+    32 x 16; 16 values lie between products, which count two bytes each. Tiles of 16 compute 32 rows."""
     bench = Bench("m", models[0].model, models[0].shape)
     _, tokens, blocks = [w.pieces[0] for w in bench.pieces((40,), (0,), (), (24,)) if w.pieces[0].curve == "experts"]
     for piece in (tokens, blocks):
         assert piece.amounts[tiled(8)] == 2 * (8 * 24 * 2 * 3 * 32 * 16)
         assert piece.amounts[tiled(16)] == 2 * (8 * 32 * 2 * 3 * 32 * 16)
-        assert piece.amounts[tiled(8, "expert_ffn.moved_bytes")] == 2 * (8 * 24 * 16 * 4)
+        assert piece.amounts[tiled(8, "expert_ffn.moved_bytes")] == 2 * (8 * 24 * 16 * 2)
         assert piece.amounts["expert_ffn.weight_bytes"] == 2 * (8 * 3 * 32 * 16 * 4)
-    assert tokens.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 24 * 32 * 4)
+    assert tokens.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 24 * 32 * 2)
 
 
 @pytest.mark.parametrize("grid", [WHOLE, QUICK])
@@ -321,6 +327,22 @@ def test_each_line_of_experts_has_points_that_tell_a_call_from_the_bytes_that_it
     thin = made_model(tmp_path, THIN, "fp32", 0)
     curves = [work.pieces[0].curve for work in Bench("thin", thin.model, thin.shape).calls(grid.tokens)]
     assert {"few rows", "experts"} <= set(curves)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16"), ("int8", "bfloat16")])
+def test_a_plan_is_priced_by_the_bytes_that_its_sheet_was_fitted_on(
+    form: str, dtype: str, fitted: FittedMachine, tmp_path: Path
+) -> None:
+    """Rows, keys and values too: a fit counted four bytes a value of theirs, and a plan two, at the same price."""
+    made = made_model(tmp_path / "made", SIZES[0], form, 0)
+    (tmp_path / "mine.toml").write_text(fitted.text("mine"))
+    quantise = {} if form in PLAIN_DTYPES else dict.fromkeys(("experts", "attention", "head"), form)
+    engine = EngineSpec.model_validate({"name": "own", "technique": {"name": "dropless"}, "quantise": quantise})
+    device = ModelledSpec.model_validate({"sheet": str(tmp_path / "mine.toml")})
+    model = ModelSpec.model_validate({"source": "made", "dtype": dtype})
+    asked = shape_on(device, engine, model, made.checkpoint.config)
+    counted = ("expert_bytes", "attention_bytes", "head_bytes", "router_bytes", "bytes_per_value")
+    assert [getattr(asked, name) for name in counted] == [getattr(made.shape, name) for name in counted]
 
 
 def test_layers_that_fetch_are_those_of_the_median_token_and_experts_those_of_the_whole_prompt() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,15 +35,12 @@ from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes, write_made_model
 from engines.model.accelerator import DeviceType, find_backend
 from engines.model.checkpoints import Checkpoint, load_checkpoint
-from engines.model.quantised import PLAIN_DTYPES, Form, Quantisation
+from engines.model.quantised import PLAIN_DTYPES, Form, Quantisation, plain_form
 from engines.model.transformer import Transformer
 from engines.pricing.shapes import ModelShape, own_shape, quantised
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters, preset_parameters
 from results.scratch import ScratchFolder
-
-ACTIVATION_BYTES = 4
-"""Of a value on the CPU; an accelerator computes in two."""
 
 
 class Grid(NamedTuple):
@@ -129,10 +126,9 @@ def made_model(folder: Path, sizes: MadeSizes, form: Form, seed: int, torch_devi
     forms = Quantisation(experts=form, attention=form, head=form)
     checkpoint = load_checkpoint(str(own), dtype, Quantisation() if form in PLAIN_DTYPES else forms)
     backend = find_backend(torch_device, None)
-    n_bytes = ACTIVATION_BYTES if backend is None else backend.dtype.itemsize
-    shape = replace(own_shape(str(sizes), checkpoint.config), bytes_per_value=n_bytes)
-    if backend is None:
-        shape = quantised(shape, forms)
+    held = form if backend is None else plain_form(backend.dtype)
+    # Activations count as wherever a sheet prices them, whatever they take here: else a plan would ask for half of it.
+    shape = quantised(own_shape(str(sizes), checkpoint.config), Quantisation(experts=held, attention=held, head=held))
     return MadeModel(str(sizes), own, checkpoint, Transformer(checkpoint, backend), shape)
 
 
