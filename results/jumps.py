@@ -43,8 +43,6 @@ def lone_steps(times_s: Array, shown_j: Array, interval_s: float, update_s: floa
     most = max(MOST_LONE, int(LONE_SHARE * len(watts)))
     highest = np.argsort(watts)[::-1][: most + 1]
     n_lone = max((k for k in range(1, most + 1) if watts[highest[k - 1]] > LONE_FACTOR * watts[highest[k]]), default=0)
-    if not n_lone:
-        return []
     is_lone = np.zeros(len(watts), dtype=np.bool_)
     is_lone[highest[:n_lone]] = True
     edges = np.flatnonzero(np.diff(np.concatenate([[0], is_lone.astype(np.int8), [0]]))).reshape(-1, 2)

@@ -80,7 +80,7 @@ def _spike(t: Array, watts: Array, first: int, behind: int) -> LoneStep:
     """As a line between the readings draws it; what it holds above the lower of the two beside it is in doubt."""
     i, j = max(first - 1, 0), min(behind, len(t) - 1)
     step_j = float(((watts[i:j] + watts[i + 1 : j + 1]) / 2 * np.diff(t[i : j + 1])).sum())
-    beside_w = min(float(watts[i]) if first else np.inf, float(watts[j]) if behind < len(t) else np.inf)
+    beside_w = float(min(watts[i], watts[j]))  # at an end of the trace one of the two is its own, which is higher
     return LoneStep(float(t[i]), float(t[j]), step_j, step_j - beside_w * float(t[j] - t[i]))
 
 
