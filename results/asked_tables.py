@@ -24,7 +24,7 @@ from results.report.against import Against, against, other_roads
 from results.report.arm_figures import ArmFigure, ArmFigures
 from results.report.arms import arms_of
 from results.runs import RunData
-from results.swept import SWEPT, swept_values
+from results.swept import parts_of, swept_values
 
 PHASE_WORDS: dict[Phase, str] = {"all": "end to end", "prefill": "prefill", "decode": "decode"}
 BETWEEN_VALUES = " / "
@@ -171,20 +171,19 @@ def _columns(cells: Sequence[Cell], keys: Sequence[str]) -> list[tuple[str, list
 
 def _name(label: str) -> str:
     """Of an arm, without what a sweep set."""
-    return label.partition(SWEPT)[0]
+    return parts_of(label).name
 
 
 def _without(workload: str, keys: Container[str]) -> str:
     """Its label without what a sweep gave these keys: "w[length=64,limit=2]#1" is "w[limit=2]#1" without length."""
-    name, _, rest = workload.partition(SWEPT)
-    swept, _, number = rest.rpartition("]")
+    name, swept, number = parts_of(workload)
     kept = ",".join(f"{key}={value}" for key, value in swept_values(swept).items() if key not in keys)
     return f"{name}[{kept}]{number}" if kept else name + number
 
 
 def _swept(label: str) -> dict[str, str]:
     """What a sweep set of an arm or a workload, by the last name of its path."""
-    return swept_values(label.partition(SWEPT)[2].rpartition("]")[0])
+    return swept_values(parts_of(label).values)
 
 
 ASKED_COLUMNS = (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.records import NO_MODEL, Cell, Method
 from results.runs import RunData
-from results.swept import SWEPT
+from results.swept import parts_of
 from results.trials import Trial
 from results.units import format_share
 
@@ -214,7 +214,7 @@ def _notes(run: RunData) -> Iterator[str]:
 def _absent_baseline(run: RunData) -> Iterator[str]:
     """Of a plan that names as its baseline an arm that went onto no device: another one stands in its place."""
     named = run.info.plan.get("baseline")
-    there = {name for cell in run.cells for name in (cell.engine, cell.engine.partition(SWEPT)[0])}
+    there = {name for cell in run.cells for name in (cell.engine, parts_of(cell.engine).name)}
     if isinstance(named, str) and named not in there:
         yield f"the plan's baseline, {named}, has no cell in this run: arms are told as times another."
 

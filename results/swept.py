@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import NamedTuple
 
-SWEPT: Final = "["
-"""Between a name and the values that a sweep gave it."""
+_LABEL = re.compile(r"(?P<name>.+?)\[(?P<values>\w+=.*)\](?P<number>#\d+)?", re.DOTALL)
+"""A name may hold brackets itself: "tiers [cold]" was swept by nothing."""
 _BETWEEN_KEYS = re.compile(r",(?=[A-Za-z_]\w*=)")
 """A value may hold commas itself: cores "0,1"."""
+
+
+class LabelParts(NamedTuple):
+    """values: what stands between the brackets; empty: nothing was swept. number: "#1", of one of several alike."""
+
+    name: str
+    values: str = ""
+    number: str = ""
+
+
+def parts_of(label: str) -> LabelParts:
+    """Of an arm or a workload."""
+    found = _LABEL.fullmatch(label)
+    return LabelParts(label) if found is None else LabelParts(found["name"], found["values"], found["number"] or "")
 
 
 def swept_values(suffix: str) -> dict[str, str]:

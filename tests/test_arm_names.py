@@ -10,7 +10,10 @@ import pytest
 from harness.plan import build_plan
 from results.cells import technique_name
 from results.records import Cell
+from results.report.arms import arms_of
+from results.report.standings import names_of
 from tests.plans import raw_plan
+from tests.run_builders import cell
 
 
 def cell_of(technique: dict[str, Any]) -> Cell:
@@ -50,3 +53,18 @@ def test_a_cell_of_an_older_run_tells_all_that_it_recorded() -> None:
     stored = json.loads(cell_of({"name": "dropless"}).model_dump_json())
     del stored["technique_changes"]
     assert technique_name(Cell(**stored)) == "dropless (backbone=cpu, unit=cpu, naive_launch=false)"
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "swept"),
+    [
+        ("tiers[cores=0,1,prefill_chunk=64]", "tiers", "cores=0,1,prefill_chunk=64"),
+        ("[all] tiers[multiples=[2, 1]]", "[all] tiers", "multiples=[2, 1]"),
+        ("tiers [cold]", "tiers [cold]", ""),
+        ("[cold]", "[cold]", ""),
+    ],
+)
+def test_only_values_of_a_sweep_are_told_apart_from_a_name(engine: str, name: str, swept: str) -> None:
+    (arm,) = arms_of([cell("c", engine=engine)]).values()
+    assert (arm.base_name.striptags(), arm.swept.striptags()) == (name, swept)
+    assert names_of(engine) == (engine, name)

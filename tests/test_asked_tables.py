@@ -82,6 +82,13 @@ def test_a_swept_arm_may_be_what_the_others_are_compared_with() -> None:
     assert speed_ups(table) == {"shared": [1.0, 1.0], "base": [pytest.approx(1.0), pytest.approx(0.25)]}
 
 
+def test_arms_whose_own_names_have_brackets_have_a_row_each() -> None:
+    """No sweep made them: the two were one row, "tiers", and had one figure."""
+    arms = {"base": [(1.0, 8.0)], "tiers [cold]": [(1.0, 4.0)], "tiers [hot]": [(1.0, 2.0)], "[all]": [(1.0, 1.0)]}
+    (table,) = drawn(made(arms, [{"title": "t", "over": "base", "phase": "decode"}]))
+    assert speed_ups(table) == {"base": [1.0], "tiers [cold]": [2.0], "tiers [hot]": [4.0], "[all]": [8.0]}
+
+
 def test_repeats_give_an_interval_and_a_model_gives_none() -> None:
     """Three pairs of repeats: 4, 4.1 and 3.9 s over 2, 2.02 and 1.99 s are 12 over 6.01."""
     arms = {"slow": [(1.0, 3.0), (1.0, 3.1), (1.0, 2.9)], "fast": [(1.0, 1.0), (1.0, 1.02), (1.0, 0.99)]}

@@ -17,6 +17,7 @@ from harness.plan import PlanError
 from harness.schema import EngineSpec
 from harness.tuning.probing import Arm
 from results.records import Phase
+from results.swept import parts_of
 
 AS_PLANNED = "as planned"
 MOST_ARMS = 2000
@@ -173,5 +174,5 @@ def _table(cell_plan: CellPlan) -> Raw:
 
 def _without_name(label: str) -> str:
     """`prefill_chunk 64, threads 1` of `dropless[prefill_chunk=64,threads=1]`: all arms are of one engine."""
-    _, bracket, suffix = label.partition("[")
-    return suffix.removesuffix("]").replace(",", ", ").replace("=", " ") if bracket else label
+    swept = parts_of(label).values
+    return swept.replace(",", ", ").replace("=", " ") if swept else label

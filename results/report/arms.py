@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from results.cells import model_name, technique_name
 from results.records import Cell
-from results.swept import SWEPT, swept_values
+from results.swept import parts_of, swept_values
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,12 @@ class Arm:
     @property
     def base_name(self) -> Markup:
         """Without the values of a sweep, in pieces that a narrow column may break between, and not within."""
-        base, _, _ = self.engine.partition(SWEPT)
-        return breakable(base + self.name.removeprefix(self.engine))
+        return breakable(parts_of(self.engine).name + self.name.removeprefix(self.engine))
 
     @property
     def swept(self) -> Markup:
         """The values of a sweep that this arm has: "prefill_chunk=64"."""
-        return breakable(self.engine.partition(SWEPT)[2].removesuffix("]"))
+        return breakable(parts_of(self.engine).values)
 
 
 LONGEST_PIECE = 16
@@ -91,14 +90,14 @@ def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
 
 def _how(cell: Cell, cells: Sequence[Cell]) -> str:
     alike = [_settings(c) for c in cells if (c.technique, c.placement) == (cell.technique, cell.placement)]
-    swept = swept_values(cell.engine.partition(SWEPT)[2])
+    swept = swept_values(parts_of(cell.engine).values)
     own = {
         k: v
         for k, v in _settings(cell).items()
         if any(other.get(k) != v for other in alike) and k.rpartition(".")[2] not in swept
     }
     # An arm that is called as its technique says it once.
-    technique = [] if cell.engine.partition(SWEPT)[0] == cell.technique else [cell.technique]
+    technique = [] if parts_of(cell.engine).name == cell.technique else [cell.technique]
     parts = [*technique, *([] if cell.placement == "host" else [cell.placement])]
     return ", ".join([*parts, *(f"{k}={v}" for k, v in own.items())])
 

@@ -34,6 +34,7 @@ from results.report.against import (
 from results.report.arm_figures import QUANTITIES, ArmFigure, ArmFigures, Quantity
 from results.report.arms import Arm, arms_of
 from results.runs import RunData
+from results.swept import parts_of
 
 WITHIN_MODEL = "within the error of the model"
 MAYBE_0 = "their difference may be 0"
@@ -183,7 +184,7 @@ def _with_reversals(whole: Group, single: Sequence[Group]) -> Group:
 
 def names_of(engine: str) -> tuple[str, str]:
     """What an arm can be called: its name, and that without the values of a sweep ("int4[prefill_chunk=256]")."""
-    return engine, engine.partition("[")[0]
+    return engine, parts_of(engine).name
 
 
 def standings_table(groups: Sequence[tuple[Group, Sequence[Group]]]) -> pd.DataFrame:
