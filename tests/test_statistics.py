@@ -42,6 +42,11 @@ def test_interval_of_three_values_by_hand() -> None:
     assert (summary.ci_low, summary.ci_high) == pytest.approx((-0.968275, 8.968275), abs=1e-5)
 
 
+def test_of_skewed_values_the_median_is_not_the_mean() -> None:
+    summary = summarise([1.0, 2.0, 9.0])
+    assert (summary.mean, summary.median, summary.p50) == (4.0, 2.0, 2.0)
+
+
 def test_student_interval_holds_the_mean_in_95_of_100_samples() -> None:
     rng = np.random.default_rng(3)
     covered = [low <= 10 <= high for low, high in (mean_interval(rng.normal(10, 3, 5)) for _ in range(1000))]

@@ -8,11 +8,11 @@ import pytest
 from results.cumulative import cumulative
 from results.energy import energy_between
 from results.records import PowerTrace
-from results.uncertainty import CounterErrors, PowerErrors, shows_means
+from results.uncertainty import CounterErrors, PartRead, PowerErrors, shared_variance_j2, shows_means
 from tests.fakes.waveforms import StepPower, trace
 
 DT = 0.05
-AT_S = np.arange(0.0, 10.0 + DT / 2, DT)
+AT_S = np.arange(0.0, 10.0 + DT / 2, DT, dtype=np.float64)
 WINDOW = np.array([[1.0, 9.0]])
 
 
@@ -48,6 +48,18 @@ def test_a_step_of_a_renewed_value_hides_between_two_renewals_and_is_late_or_not
     # Up and down again: nothing stays, and nothing is late at the ends.
     bump = np.where((AT_S > 3.0) & (AT_S < 5.0), 12.0, 2.0)
     assert power_variance_j2(power(bump, update_period_s=DT), WINDOW) == pytest.approx(2 * hidden_j2)
+
+
+@pytest.mark.parametrize(("edges_s", "together"), [((2.96, 7.04), 4), ((2.94, 7.06), 2)])
+def test_changes_within_a_third_of_an_update_of_an_edge_err_together(
+    edges_s: tuple[float, float], together: int
+) -> None:
+    """Of updates of 150 ms. A rise between 3.0 and 3.05 s and a fall between 6.95 and 7.0 s: both may be of either side
+    of their edge, and what delays one delays the other: (h + h)^2, and not h^2 + h^2."""
+    bump = np.where((AT_S > 3.01) & (AT_S < 6.99), 12.0, 2.0)
+    hidden_j2 = 10.0**2 * (DT**2 + 2 * DT**2) / 12
+    found = power_variance_j2(power(bump, update_period_s=3 * DT), np.array([edges_s]))
+    assert found == pytest.approx(together * hidden_j2)
 
 
 def test_means_of_known_stretches_leave_open_what_their_edges_cut() -> None:
@@ -232,3 +244,60 @@ def test_a_counter_of_no_known_period_that_stood_still_has_numbers_to_its_end() 
         curve = cumulative(counter)
     assert curve.times_s[-1] == times_s[-1]
     assert np.isfinite(curve.aged_j).all()
+
+
+def part(watts: np.ndarray, sigma_j: float, apart_s: float = DT) -> PartRead:
+    """Of readings of power, which a part's energy follows exactly."""
+    energy_j = np.concatenate([[0.0], np.cumsum((watts[1:] + watts[:-1]) / 2 * DT)])
+    return PartRead(AT_S, energy_j, apart_s, sigma_j**2)
+
+
+BUSY_W = 10 + 5 * np.sin(AT_S * 2)
+
+
+@pytest.mark.parametrize(
+    ("watts", "rho"),
+    [
+        (BUSY_W, 1.0),
+        (3 * BUSY_W + 7, 1.0),
+        (20 - BUSY_W, 0.0),  # never below 0: what errs against each other may not
+        (np.full(len(AT_S), 4.0), 0.0),
+    ],
+)
+def test_parts_that_change_together_err_together(watts: np.ndarray, rho: float) -> None:
+    """2 rho s1 s2 beyond the sum of their variances."""
+    assert shared_variance_j2([part(BUSY_W, 3.0), part(watts, 4.0)], WINDOW) == pytest.approx(rho * 2 * 3 * 4, abs=1e-6)
+    assert shared_variance_j2([part(BUSY_W, 3.0)], WINDOW) == 0.0
+
+
+def test_of_three_parts_each_pair_errs_together_as_it_changes() -> None:
+    """The first two alike; the third changes where the others are steady, and before the window is no matter."""
+    early = np.where(AT_S < 4.0, 10 + 5 * np.sin(AT_S * 2), 10 + 5 * np.sin(8.0))
+    late = np.where(AT_S > 5.0, 10 + 5 * np.sin(AT_S * 3), 10 + 5 * np.sin(15.0))
+    three = [part(early, 2.0), part(early, 3.0), part(late, 4.0)]
+    assert shared_variance_j2(three, WINDOW) == pytest.approx(2 * 2.0 * 3.0, abs=1e-6)
+    assert shared_variance_j2([three[0], three[2]], np.array([[5.5, 9.0]])) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_window_too_short_to_compare_their_powers_has_parts_err_together() -> None:
+    """Of updates of 4 s none of 8 s is twice in it."""
+    both = [part(BUSY_W, 3.0, apart_s=4.0), part(20 - BUSY_W, 4.0)]
+    assert shared_variance_j2(both, WINDOW) == pytest.approx(2 * 3.0 * 4.0)
+
+
+@pytest.mark.parametrize("gains", [(0.01, 0.02), (0.01, None)])
+def test_gains_of_parts_join_in_quadrature_and_one_that_is_not_stated_leaves_no_uncertainty(
+    gains: tuple[float, float | None],
+) -> None:
+    """80 J and 160 J of 1 and 2 %."""
+    parts = [
+        trace("power", AT_S, np.full(len(AT_S), watts), DT, component=name, relative_accuracy=gain)
+        for name, watts, gain in zip("ab", (10.0, 20.0), gains, strict=True)
+    ]
+    reading = energy_between(parts, [(1.0, 9.0)], "all", "m")
+    assert reading.energy_j == pytest.approx(240.0)
+    if None in gains:
+        assert (reading.uncertainty_j, reading.relative_gain_error) == (None, None)
+    else:
+        assert reading.uncertainty_j == pytest.approx(np.hypot(0.8, 3.2))
+        assert reading.relative_gain_error == pytest.approx(np.hypot(0.8, 3.2) / 240.0)
