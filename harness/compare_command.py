@@ -75,8 +75,14 @@ def compare(
     if found.has_worse:
         raise typer.Exit(EXIT_WORSE)
     if not found.n_tested:
-        why = Counter(row.reason for row in found.rows).most_common(1)
-        fail(f"nothing could be compared: {why[0][0] if why else 'A has no figure'}", EXIT_NONE_USABLE)
+        fail(f"nothing could be compared{_why_nothing(found)}", EXIT_NONE_USABLE)
+
+
+def _why_nothing(found: Comparison) -> str:
+    why = Counter(row.reason for row in found.rows).most_common()
+    if len(why) > 1:
+        return f"; most often: {why[0][0]} (--all shows every figure, and its reason)"
+    return f": {why[0][0] if why else 'A has no figure'}"
 
 
 def _sides(first: str, second: str) -> tuple[Side, Side]:

@@ -249,6 +249,17 @@ def test_a_figure_that_one_side_alone_has_is_told_whichever_side_that_is(tmp_pat
     assert not any("alone has" in note for note in between(scored, again).notes)
 
 
+def test_where_nothing_can_be_compared_for_more_than_one_reason_it_is_not_told_as_the_only_one(tmp_path: Path) -> None:
+    """Times of a single trial have no interval; that the score is missing said nothing of them."""
+    scored = written(tmp_path / "scored", times(1.0, 0, n=1), right=[1.0, 0.0])
+    unscored = written(tmp_path / "unscored", times(1.0, 0, n=1))
+    done = joulebench("compare", str(scored), str(unscored))
+    assert done.code == 6
+    assert "nothing could be compared; most often: " in done.stderr
+    assert "1 and 1 trials: no interval from one" in done.stderr
+    assert "--all shows every figure" in done.stderr
+
+
 def test_a_run_of_failures_alone_compares_with_nothing_and_is_no_error(tmp_path: Path) -> None:
     """It ended with 1, which says that B is worse."""
     fine = written(tmp_path / "fine", times(1.0, 0, n=3))
