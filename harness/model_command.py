@@ -31,7 +31,10 @@ from results.units import format_share
 
 if TYPE_CHECKING:
     from engines.curves.machine import FittedMachine
-    from engines.curves.rounds import Measured
+    from engines.curves.rounds import Measured, Rounds
+
+DISTURBED_SHARE = 0.1
+"""Of the runs so far, beyond which it is told."""
 
 
 def fit(
@@ -64,8 +67,8 @@ def fit(
     try:
         with console.status("making models of several shapes") as status:
 
-            def on_round(unit: str, done: int, n_rounds: int) -> None:
-                line = f"{unit}: {done} of {n_rounds} rounds"
+            def on_round(unit: str, done: Rounds, n_rounds: int) -> None:
+                line = _told_of_rounds(unit, done, n_rounds, even_if_busy)
                 status.update(line)
                 if not console.is_terminal:
                     console.print(line, markup=False, highlight=False)
@@ -130,6 +133,15 @@ def _name_problems(out: Path) -> Iterator[str]:
         yield f"{out}: {taken}"
     if not out.parent.is_dir():
         yield f"{out}: its folder does not exist; make it first"
+
+
+def _told_of_rounds(unit: str, done: Rounds, n_rounds: int, even_if_busy: bool) -> str:
+    """Early where others use the machine: it may go on for minutes, and write nothing."""
+    line = f"{unit}: {done.n_done} of {n_rounds} rounds"
+    if done.n_disturbed <= DISTURBED_SHARE * done.n_runs:
+        return line
+    line = f"{line}; {done.n_disturbed} of {done.n_runs} runs were disturbed so far"
+    return line if even_if_busy else f"{line}: no sheet may come of it without --even-if-busy"
 
 
 def _busy(unit: str, measured: Measured) -> str | None:

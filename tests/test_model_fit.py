@@ -20,7 +20,7 @@ from engines.curves.host import SIZES, THIN
 from engines.curves.machine import FittedMachine, doubts
 from engines.curves.pieces import emptying_bytes
 from engines.curves.prices import Residual
-from engines.curves.rounds import Measured, Piece, Point
+from engines.curves.rounds import Measured, Piece, Point, Rounds
 from engines.made_models import MadeSizes
 from harness import model_command
 from tests.command import joulebench, start
@@ -68,6 +68,19 @@ def test_a_device_that_is_not_here_is_told(tmp_path: Path) -> None:
     assert found.code == 4
     assert "sees no cuda device" in found.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("n_disturbed", "even_if_busy", "told"),
+    [
+        (14, False, "cpu: 1 of 3 rounds"),
+        (15, False, "cpu: 1 of 3 rounds; 15 of 140 runs were disturbed so far: no sheet may come of it without"),
+        (15, True, "cpu: 1 of 3 rounds; 15 of 140 runs were disturbed so far"),
+    ],
+)
+def test_a_busy_machine_is_told_after_each_round(n_disturbed: int, even_if_busy: bool, told: str) -> None:
+    line = model_command._told_of_rounds("cpu", Rounds(1, n_disturbed, 140), 3, even_if_busy)
+    assert line.removesuffix(" --even-if-busy") == told
 
 
 @pytest.mark.slow

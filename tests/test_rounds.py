@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.curves.rounds import Called, Piece, Readings, ThreadTimes, measured, thread_times
+from engines.curves.rounds import Called, Piece, Readings, Rounds, ThreadTimes, measured, thread_times
 from results.cpu_time import CpuSeconds
 
 
@@ -87,12 +87,20 @@ def test_without_the_schedulers_word_a_round_is_disturbed_by_its_share_of_cpu_ti
 
 def test_each_round_goes_through_all_work() -> None:
     one = machine(*[(1.0, 0.0)] * 8)
-    heard: list[int] = []
+    heard: list[Rounds] = []
     works: Sequence[Called] = [one.work(), one.work()]
     found = measured(works, 3, heard.append, one.readings)
-    assert heard == [1, 2, 3]
+    assert heard == [(1, 0, 2), (2, 0, 4), (3, 0, 6)]
     assert len(one.done) == 8
     assert len(found.points) == 2
+
+
+def test_each_round_tells_how_many_runs_were_disturbed_so_far() -> None:
+    """A fit on a busy machine went on for minutes, and was refused at its end. The first run warms up."""
+    one = machine((1.0, 0.0), (1.0, 0.5), (1.0, 0.0), (1.0, 0.5))
+    heard: list[Rounds] = []
+    measured([one.work()], 3, heard.append, one.readings)
+    assert heard == [(1, 1, 1), (2, 1, 2), (3, 2, 3)]
 
 
 def test_times_are_read_of_all_threads(tmp_path: Path) -> None:

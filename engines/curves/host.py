@@ -29,7 +29,7 @@ from engines.curves.prices import (
     kernel_prices,
     link_prices,
 )
-from engines.curves.rounds import Measured, Point, Work, measured
+from engines.curves.rounds import Measured, Point, Rounds, Work, measured
 from engines.curves.steps import EngineRun, bytes_of_many_rows, fetches, priced, request_of
 from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes, write_made_model
@@ -152,10 +152,10 @@ def fit_unit(
     form: Form,
     threads: int,
     torch_device: DeviceType = "cpu",
-    on_round: Callable[[int], object] = lambda done: None,
+    on_round: Callable[[Rounds], object] = lambda done: None,
     beside: Sequence[Work] = (),
 ) -> FittedUnit:
-    """Measures, and fits prices. on_round: told how many rounds are done. beside: work of others, measured in the same
+    """Measures, and fits prices. on_round: told what is done. beside: work of others, measured in the same
     rounds and in no fit. Raises `FitError` and `EngineError`."""
     unit: Unit = "cpu" if torch_device == "cpu" else "gpu"
     torch.set_num_threads(threads)

@@ -22,7 +22,7 @@ from devices.models.sheet import Sheet
 from devices.models.sheet_text import sheet_text
 from engines.curves.host import QUICK, WHOLE, FittedUnit, file_link, fit_unit, sheet_of, unit_table
 from engines.curves.prices import Residual
-from engines.curves.rounds import Measured
+from engines.curves.rounds import Measured, Rounds
 from engines.model.accelerator import DeviceType, find_backend
 from engines.model.quantised import Form
 from engines.road import build
@@ -35,7 +35,7 @@ DOUBTFUL = 0.15
 """Median miss of whole requests beyond which the prices are not to be trusted: a schedule's aim is below a tenth."""
 LACKING = ("npu", "gpu")
 """Units of plans that a machine without them computes on its CPU."""
-RoundListener = Callable[[str, int, int], object]
+RoundListener = Callable[[str, Rounds, int], object]
 
 
 class FittedMachine(NamedTuple):
@@ -81,7 +81,7 @@ def fit_machine(
     return FittedMachine(sheet, _remarks(quick, fitted), fitted)
 
 
-def _told(on_round: RoundListener, unit: Unit, n_rounds: int, done: int) -> None:
+def _told(on_round: RoundListener, unit: Unit, n_rounds: int, done: Rounds) -> None:
     on_round(unit, done, n_rounds)
 
 

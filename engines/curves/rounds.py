@@ -96,6 +96,14 @@ class Measured(NamedTuple):
         return sum(point.is_quiet for point in self.points) >= MOST_POINTS * len(self.points)
 
 
+class Rounds(NamedTuple):
+    """So far. n_disturbed: runs of work, of n_runs."""
+
+    n_done: int
+    n_disturbed: int
+    n_runs: int
+
+
 class ThreadTimes(NamedTuple):
     """Of all threads of this process so far: on a CPU, and ready to run while something else had it."""
 
@@ -141,10 +149,10 @@ class _Run(NamedTuple):
 def measured(
     works: Sequence[Work],
     n_rounds: int,
-    on_round: Callable[[int], object] = lambda done: None,
+    on_round: Callable[[Rounds], object] = lambda done: None,
     readings: Readings | None = None,
 ) -> Measured:
-    """One round to warm up, then n_rounds. on_round: told how many are done. readings: of this machine if not given."""
+    """One round to warm up, then n_rounds. on_round: told what is done. readings: of this machine if not given."""
     readings = readings or this_machine()
     for work in works:
         work.seconds()
@@ -157,10 +165,13 @@ def measured(
         is_quiet = not _is_disturbed(before, last)
         for runs, one in zip(runs_W, found, strict=True):
             runs.append(one._replace(is_quiet=is_quiet) if one.is_quiet is None else one)
-        on_round(number)
+        on_round(Rounds(number, _disturbed(runs_W), number * len(works)))
     points = [point for work, runs in zip(works, runs_W, strict=True) for point in _points(work, runs)]
-    n_disturbed = sum(not run.is_quiet for runs in runs_W for run in runs)
-    return Measured(tuple(points), foreign_share(first, last), n_rounds, n_rounds * len(works), n_disturbed)
+    return Measured(tuple(points), foreign_share(first, last), n_rounds, n_rounds * len(works), _disturbed(runs_W))
+
+
+def _disturbed(runs_W: Sequence[Sequence[_Run]]) -> int:
+    return sum(not run.is_quiet for runs in runs_W for run in runs)
 
 
 def _run(work: Work, readings: Readings) -> _Run:
