@@ -23,11 +23,13 @@ from results.in_step import uneven_w2
 from results.intervals import Interval, joined, outside
 from results.peak_power import p90_power
 from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
+from results.slow_gauges import SlowGauge, slow_gauge
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 
 ARITHMETIC: Final = (
     "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "in_step", "intervals", "jumps",
-    "liveness", "living", "peak_power", "regular", "renewal", "rest", "spikes", "time_means", "uncertainty",
+    "liveness", "living", "peak_power", "regular", "renewal", "rest", "slow_gauges", "spikes", "time_means",
+    "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
@@ -63,6 +65,7 @@ def energies_of(
     own, before, after = (with_cpu_joules(traces, part) for part in (WINDOW, IDLE_BEFORE, IDLE_AFTER))
     intervals = phase_intervals(completions, window)
     moved = [phase_intervals(one, window) for one in moved_edges(completions)]
+    slow = SlowGauges(own, intervals)
     readings: list[EnergyReading] = []
     baselines: list[IdleBaseline] = []
     for meter in dict.fromkeys(t.meter for t in own):
@@ -81,7 +84,36 @@ def energies_of(
             readings += [
                 MeterEnergy(own, meter, c).between(intervals["all"], "all", moved=all_moved) for c in components
             ]
-    return TrialEnergies(tuple(_unevenly_met(r, own, completions) for r in readings), tuple(baselines))
+    readings = [slow.widened(_unevenly_met(r, own, completions), intervals[r.phase]) for r in readings]
+    return TrialEnergies(tuple(readings), tuple(baselines))
+
+
+class SlowGauges:
+    """Gauges of a trial that follow the power slowly, as its phases show: what their joules may be off by."""
+
+    def __init__(self, traces: Sequence[PowerTrace], intervals: Mapping[Phase, Sequence[Interval]]) -> None:
+        phases = [intervals["prefill"], intervals["decode"]]
+        found = [slow for trace in traces if (slow := slow_gauge(trace, phases)) is not None]
+        self._found: list[tuple[SlowGauge, MeterEnergy]] = [
+            (slow, MeterEnergy(traces, slow.trace.meter, slow.trace.component)) for slow in found
+        ]
+
+    def widened(self, reading: EnergyReading, spans: Sequence[Interval]) -> EnergyReading:
+        """spans: of the reading."""
+        is_total = reading.component == "total"
+        off, told = 0.0, []
+        for slow, energy in self._found:
+            trace = slow.trace
+            if trace.meter == reading.meter and (trace.additive if is_total else trace.component == reading.component):
+                own = energy.between(spans, reading.phase)
+                amount = own.gauge_units if own.energy_j is None else own.energy_j
+                if amount is not None:
+                    off += abs(amount - slow.energy_j(spans))
+                    told.append(str(slow))
+        if not told:
+            return reading
+        remark = "; ".join(filter(None, [reading.remark, *told]))
+        return _less_certain(reading, off).model_copy(update={"remark": remark})
 
 
 def _unevenly_met(
@@ -97,9 +129,13 @@ def _unevenly_met(
     off_w2 = uneven_w2(chosen, completions)
     if off_w2 == 0 or _set_aside(completions):
         return reading
-    off_j = math.sqrt(off_w2) * reading.duration_s
+    return _less_certain(reading, math.sqrt(off_w2) * reading.duration_s)
+
+
+def _less_certain(reading: EnergyReading, off: float) -> EnergyReading:
+    """off: in the unit of its amount, one standard uncertainty more."""
     stated = {name: getattr(reading, name) for name in UNCERTAINTIES}
-    return reading.model_copy(update={name: math.hypot(u, off_j) for name, u in stated.items() if u is not None})
+    return reading.model_copy(update={name: math.hypot(u, off) for name, u in stated.items() if u is not None})
 
 
 def energy_of_spans(
@@ -115,12 +151,16 @@ class RequestEnergies:
     Each costs the work of its own span: a window of hours may have thousands of them.
     """
 
-    def __init__(self, traces: Sequence[PowerTrace], meter: str) -> None:
+    def __init__(self, traces: Sequence[PowerTrace], meter: str, completions: Sequence[Completion] = ()) -> None:
+        """completions: all of the trial, which tell how slowly a gauge follows."""
         self._energy = MeterEnergy(traces, meter)
+        self._slow = SlowGauges(traces, phase_intervals(completions, (0.0, 0.0)))
 
     def of(self, requests: Sequence[Completion]) -> EnergyReading:
         """Of some of them together."""
-        return self._energy.between(_spans(requests), "all", moved=[_spans(one) for one in moved_edges(requests)])
+        spans = _spans(requests)
+        moved = [_spans(one) for one in moved_edges(requests)]
+        return self._slow.widened(self._energy.between(spans, "all", moved=moved), spans)
 
 
 def _spans(requests: Sequence[Completion]) -> list[Interval]:

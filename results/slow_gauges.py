@@ -1,0 +1,109 @@
+"""Gauges that show means of longer than they renew, or follow the power slowly: part of a phase's joules in the next.
+
+A fuel gauge may average over a second and show a new value each quarter of one. At a phase's edge its readings then
+look like those of a load that changes slowly, and nothing in them tells. But when phases began is known. Each reading
+is taken for the mean over a time M before it was renewed, the power of each phase for a constant:
+
+    v(t) = sum over phases p of P_p share_p(t - M, t)
+
+The M that leaves the smallest squares is how slowly the gauge follows. What its joules differ by from those of the P_p
+is in their uncertainty: that the power was constant nobody says, so they stay as they were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from results.intervals import Interval
+from results.records import PowerTrace
+
+Array = NDArray[np.float64]
+
+FEWEST_READINGS, FEWEST_INTERVALS = 20, 4
+"""Of the phases together: of fewer nothing can be said."""
+MULTIPLES = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
+"""Of a gauge's update: how slowly it may follow."""
+CLEARER = 0.7
+"""Of the squares that instants, or means of one update, leave: what leaves more is no evidence."""
+EXPLAINED = 0.7
+"""Of the readings' variance, by the phases: what wanders by itself is no gauge that follows them."""
+INSTANT_S = 1e-6
+
+# N readings, P phases and what is in none
+
+
+class Phase(NamedTuple):
+    """Disjoint stretches. Their edges, and how much of them lies before each."""
+
+    edges_s: Array
+    before_s: Array
+
+    def within_s(self, stretches: Array) -> Array:
+        """How much of them lies in each of the stretches [n, 2]."""
+        if not len(self.edges_s):
+            return np.zeros(len(stretches))
+        return np.asarray(np.diff(np.interp(stretches, self.edges_s, self.before_s), axis=1)[:, 0])
+
+
+class SlowGauge(NamedTuple):
+    """One that shows means of about `follows_s`. watts [P]: of each phase, and of the rest."""
+
+    trace: PowerTrace
+    follows_s: float
+    phases: Sequence[Phase]
+    watts: Array
+
+    def energy_j(self, intervals: Sequence[Interval]) -> float:
+        """What flowed in them, had each phase had a power that is constant."""
+        stretches = np.asarray(intervals, dtype=np.float64).reshape(-1, 2)
+        return float((_seconds(self.phases, stretches) @ self.watts).sum())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.trace.component} follows the power over about {self.follows_s:.2g} s: a part of a phase's joules"
+            " stands in the next one's, and the uncertainty holds it (ask longer phases)"
+        )
+
+
+def slow_gauge(trace: PowerTrace, phases: Sequence[Sequence[Interval]]) -> SlowGauge | None:
+    """phases: disjoint. None where it follows at once, or where nothing can be said: of few phases, of a computed or a
+    played trace, which knows nothing of them, of means of a time that is told."""
+    is_gauge = trace.kind in ("held", "power") and trace.method not in ("modelled", "replayed")
+    is_told = trace.averaged_s is not None or trace.update_period_s <= 0
+    too_few = len(trace.times_s) < FEWEST_READINGS or sum(map(len, phases)) < FEWEST_INTERVALS
+    if not is_gauge or is_told or too_few or not np.isfinite(trace.values).all():
+        return None
+    update_s = max(trace.update_period_s, trace.sample_interval_s)
+    renewed_s = trace.times_s - min(trace.update_period_s, trace.sample_interval_s or trace.update_period_s) / 2
+    curves = [_phase(own) for own in phases]
+    at_once, _ = min((_fitted(renewed_s, trace.values, curves, s) for s in (0.0, update_s)), key=lambda fit: fit[0])
+    fits = [(*_fitted(renewed_s, trace.values, curves, k * update_s), k * update_s) for k in MULTIPLES]
+    squares, watts, follows_s = min(fits, key=lambda fit: fit[0])
+    may_be_left = min(CLEARER * at_once, (1 - EXPLAINED) * float(np.var(trace.values)) * len(trace.values))
+    return SlowGauge(trace, follows_s, curves, watts) if squares < may_be_left else None
+
+
+def _phase(intervals: Sequence[Interval]) -> Phase:
+    edges = np.asarray(intervals, dtype=np.float64).reshape(-1, 2)
+    behind_s = np.cumsum(edges[:, 1] - edges[:, 0])
+    before_s = np.stack([np.concatenate([[0.0], behind_s[:-1]]), behind_s], axis=1) if len(edges) else edges
+    return Phase(edges.reshape(-1), before_s.reshape(-1))
+
+
+def _seconds(phases: Sequence[Phase], stretches: Array) -> Array:
+    """[stretches, P]"""
+    own = np.stack([phase.within_s(stretches) for phase in phases], axis=1)
+    return np.concatenate([own, np.diff(stretches, axis=1) - own.sum(axis=1, keepdims=True)], axis=1)
+
+
+def _fitted(renewed_s: Array, watts: Array, phases: Sequence[Phase], mean_s: float) -> tuple[float, Array]:
+    """(squares that are left, watts of the phases), of means of so long; 0: of instants."""
+    seen_s = max(mean_s, INSTANT_S)
+    shares_NP = _seconds(phases, np.stack([renewed_s - seen_s, renewed_s], axis=1)) / seen_s
+    fitted_w = np.linalg.lstsq(shares_NP, watts, rcond=None)[0]
+    left_w = watts - shares_NP @ fitted_w
+    return float(left_w @ left_w), np.asarray(fitted_w)

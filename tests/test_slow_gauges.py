@@ -1,0 +1,106 @@
+"""Gauges that show means of longer than they renew: what they move from one phase into the next is in the ±."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from results.derivation import RequestEnergies, energies_of, phase_intervals
+from results.energy import MeterEnergy
+from results.records import Completion, PowerTrace
+from results.slow_gauges import slow_gauge
+from results.trace_files import WINDOW
+from tests.fakes.waveforms import StepPower, trace
+
+IDLE_W, PREFILL_W, DECODE_W = 1.2, 7.0, 4.0
+UPDATE_S = 0.25
+N_REQUESTS = 6
+
+
+def requests_of(draw: np.random.Generator, prefill_s: float, decode_s: float) -> list[Completion]:
+    """One after another from 100 s on, each about so long."""
+    done, at_s = [], 100.0
+    for i in range(N_REQUESTS):
+        first_s = at_s + prefill_s * draw.uniform(0.8, 1.2)
+        last_s = first_s + decode_s * draw.uniform(0.7, 1.3)
+        done.append(
+            Completion(
+                request_id=f"r{i}", sample_id="s", n_prompt_tokens=9, start_s=at_s, prefill_end_s=first_s, end_s=last_s,
+                token_ids=(1, 2), token_times_s=(first_s, last_s),
+            )
+        )  # fmt: skip
+        at_s = last_s + 0.2
+    return done
+
+
+def load_of(done: list[Completion]) -> StepPower:
+    edges_s, watts = [0.0], [IDLE_W]
+    for one in done:
+        edges_s += [one.start_s, one.prefill_end_s, one.end_s]
+        watts += [PREFILL_W, DECODE_W, IDLE_W]
+    return StepPower(np.array([*edges_s, 1e4]), np.array(watts))
+
+
+def gauge(load: StepPower, end_s: float, mean_s: float, draw: np.random.Generator, noise: float = 0.01) -> PowerTrace:
+    """A new value each update: the mean of so long before it; 0: the power of an instant."""
+    at_s = np.arange(95.0 + draw.uniform(0, UPDATE_S), end_s + 3.0, UPDATE_S)
+    seen_s = max(mean_s, 1e-6)
+    watts = (load.since_start_j(at_s) - load.since_start_j(at_s - seen_s)) / seen_s
+    watts *= 1 + draw.normal(0, noise, len(at_s))
+    return trace("held", at_s, watts, 0.05, update_period_s=UPDATE_S, meter="battery", relative_accuracy=0.0115)
+
+
+@pytest.mark.parametrize("mean_s", [0.5, 1.0, 2.0])
+def test_phases_of_a_gauge_that_averages_over_more_than_its_update_are_within_two_sigma(mean_s: float) -> None:
+    n_wrong = 0
+    for seed in range(10):
+        draw = np.random.default_rng(seed)
+        done = requests_of(draw, 3.2, 5.5)
+        load, window = load_of(done), (100.0, done[-1].end_s)
+        read = gauge(load, window[1], mean_s, draw)
+        spans = phase_intervals(done, window)
+        for found in energies_of(done, {WINDOW: [read]}, window).readings:
+            true_j = sum(load.energy_j(*span) for span in spans[found.phase])
+            assert found.energy_j is not None
+            assert found.uncertainty_j is not None
+            assert abs(found.energy_j - true_j) <= 2 * found.uncertainty_j, (seed, found.phase)
+            assert "follows the power over about" in str(found.remark)
+            alone = MeterEnergy([read], "battery").between(spans[found.phase], found.phase)
+            assert alone.uncertainty_j is not None
+            n_wrong += abs(found.energy_j - true_j) > 2 * alone.uncertainty_j
+        energies = RequestEnergies([read], "battery", done)
+        for one in done:
+            found = energies.of([one])
+            assert found.energy_j is not None
+            assert found.uncertainty_j is not None
+            assert abs(found.energy_j - load.energy_j(one.start_s, one.end_s)) <= 2 * found.uncertainty_j
+    assert n_wrong >= 10, "readings alone are far off"
+
+
+@pytest.mark.parametrize("mean_s", [0.0, UPDATE_S])
+@pytest.mark.parametrize(("prefill_s", "decode_s"), [(3.2, 5.5), (0.3, 2.0)])
+def test_a_gauge_that_follows_at_once_is_as_certain_as_before(mean_s: float, prefill_s: float, decode_s: float) -> None:
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        done = requests_of(draw, prefill_s, decode_s)
+        read = gauge(load_of(done), done[-1].end_s, mean_s, draw, noise=0.05)
+        spans = phase_intervals(done, (100.0, done[-1].end_s))
+        assert slow_gauge(read, [spans["prefill"], spans["decode"]]) is None, seed
+
+
+def test_what_is_played_or_tells_its_means_says_nothing_of_how_slowly_it_follows() -> None:
+    draw = np.random.default_rng(1)
+    done = requests_of(draw, 3.2, 5.5)
+    read = gauge(load_of(done), done[-1].end_s, 1.0, draw)
+    spans = phase_intervals(done, (100.0, done[-1].end_s))
+    phases = [spans["prefill"], spans["decode"]]
+    found = slow_gauge(read, phases)
+    assert found is not None
+    assert found.follows_s == pytest.approx(1.0)
+    assert found.watts == pytest.approx([PREFILL_W, DECODE_W, IDLE_W], rel=0.02)
+    assert slow_gauge(replace(read, method="replayed"), phases) is None
+    assert slow_gauge(replace(read, averaged_s=1.0), phases) is None
+    assert slow_gauge(read, [spans["prefill"][:1], spans["decode"][:1]]) is None
+    assert RequestEnergies([read], "battery").of(done).remark is None
