@@ -1,7 +1,7 @@
 """Experts that are loaded when they are called: on demand, or through a cache of some slots.
 
-Sources: MoE-OnDemand of 001 §2, whose first experts stay, and the caches that 001 and 003 compare themselves with.
-As built here, for the distinct experts that the calls of a layer name, in their order:
+Sources: MoE-OnDemand of 001 §IV-A, and caches of earlier work, of which 003 §2 speaks. Neither says more of them. As
+built here, for the distinct experts that the calls of a layer name, in their order:
 
     what lies in a slot is a hit, and is not given up while anything else can be
     a miss takes a free slot; else that of the expert which the policy names
