@@ -86,6 +86,17 @@ def test_pairs_that_differ_beyond_any_p_or_not_at_all_on_average_have_their_inte
     assert (found.low, found.high) == (pytest.approx(math.expm1(low)), pytest.approx(math.expm1(high)))
 
 
+@pytest.mark.parametrize(("logs", "effect"), [([0.3, 0.1], None), ([0.3, 0.1, 0.2], 0.2 / 0.1 * 4 / 7)])
+def test_two_pairs_have_no_size_of_their_difference(logs: list[float], effect: float | None) -> None:
+    """Hedges' correction is 1 - 3 / (4 d - 1) with d = n - 1: of two pairs it is 0, and g was told as 0."""
+    figure = Figure(
+        metric="e2e", phase="all", unit="s", kind="time", better="lower", method="measured", values={0: 1.0}
+    )  # fmt: skip
+    found = of_pairs(Compared("w", "d", "a", figure, figure, "not tested"), logs, 0.0)
+    assert found.effect == (None if effect is None else pytest.approx(effect))
+    assert found.p is not None
+
+
 def test_false_discoveries_are_held_down_over_all_figures(tmp_path: Path) -> None:
     """Adjusted p as scipy has it; of 60 cells that do not differ none is worse, though some p are below 0.05."""
     cells = [cell(f"c{i}", engine=f"arm{i}") for i in range(60)]

@@ -64,10 +64,10 @@ def of_pairs(row: Compared, logs: Sequence[float], meters: float | None) -> Comp
     found, scatter = mean_difference(logs), float(np.std(logs, ddof=1))
     if found.low is None and found.n > 1:
         return replace(row, reason=found.reason or "")
-    effect = None if scatter == 0 else found.mean / scatter * _hedges(len(logs) - 1)
-    return _of_logs(
-        replace(row, effect=effect), found.mean, scatter / math.sqrt(found.n), len(logs) - 1, meters, PAIRED
-    )
+    degrees = len(logs) - 1
+    # The correction of two pairs is 0, whatever they are.
+    effect = None if scatter == 0 or degrees < 2 else found.mean / scatter * _hedges(degrees)
+    return _of_logs(replace(row, effect=effect), found.mean, scatter / math.sqrt(found.n), degrees, meters, PAIRED)
 
 
 def of_groups(row: Compared, other: Figure, meters: float | None) -> Compared:
