@@ -32,7 +32,16 @@ from harness.run_commands import plan_check, plan_schema, report, run
 from harness.schedule_command import schedule_app
 from harness.serve_command import serve
 from harness.sheet_command import sheets
-from harness.terminal import EXIT_BAD_PLAN, AsJson, end_interrupted, fail, log_to_terminal, print_rows, quiet_libraries
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    AsJson,
+    end_interrupted,
+    fail,
+    log_to_terminal,
+    print_rows,
+    quiet_libraries,
+    warn_of_crowded,
+)
 from harness.trace_command import trace
 from harness.tune_command import tune
 from results.printable import printable
@@ -166,10 +175,13 @@ def list_names(
 def train_tiny_model(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write, or to continue.")],
     device: Annotated[str, typer.Option(help="Where torch computes: cpu, cuda, mps.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's own number.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="CPU threads; default: torch's own number.")
+    ] = None,
 ) -> None:
     """Train the bundled Qwen3-MoE again, from its seed: 40 minutes on two cores. Continues if it was interrupted."""
     quiet_libraries()
+    warn_of_crowded(threads)
     import torch
 
     from engines.errors import EngineError

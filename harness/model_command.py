@@ -24,6 +24,7 @@ from harness.terminal import (
     fail_each,
     print_rows,
     quiet_libraries,
+    warn_of_crowded,
 )
 from harness.weights_option import Weights
 from results.printable import printable
@@ -58,6 +59,7 @@ def fit(
     if problems := list(_name_problems(out)):
         fail_each(problems, EXIT_BAD_PLAN)
     check_out(out.parent)
+    warn_of_crowded(threads)
     from devices.base import DeviceError
     from engines.curves.machine import doubts, fit_machine, points_text, residual_rows
     from engines.errors import EngineError

@@ -88,16 +88,22 @@ def rank_warning(engine: Part[EngineSpec]) -> str | None:
 
 def crowded_warning(engine: Part[EngineSpec] | Part[ExternalSpec], devices: Sequence[DeviceSpec]) -> str | None:
     """Likewise of one process on this host. Of cores that are named the plan refuses it."""
-    spec, n_cores = engine.spec, usable_cores()
+    spec = engine.spec
     on_host = any(isinstance(device, HostSpec) and mismatch(spec, device) is None for device in devices)
     if not on_host or spec.threads is None or (isinstance(spec, EngineSpec) and spec.ranks is not None):
         return None
     asked = [n for phase, n in spec.threads if n is not None and getattr(spec.cores, phase, None) is None]
-    if max(asked, default=0) <= n_cores:
+    return crowded_words(f"engine {engine.label}", max(asked, default=0))
+
+
+def crowded_words(whose: str, n_threads: int) -> str | None:
+    """Where this process may use fewer cores than it shall have threads."""
+    n_cores = usable_cores()
+    if n_threads <= n_cores:
         return None
     return (
-        f"engine {engine.label}: {max(asked)} threads on {n_cores} core{'s' * (n_cores != 1)} wait for each other; its"
-        " times are not those of a machine with enough cores"
+        f"{whose}: {n_threads} threads on {n_cores} core{'s' * (n_cores != 1)} wait for each other; its times are not"
+        " those of a machine with enough cores"
     )
 
 

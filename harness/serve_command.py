@@ -9,7 +9,7 @@ import typer
 
 from harness.interrupts import raise_in_command, words_and_code
 from harness.technique_option import TECHNIQUE_HELP, technique_of
-from harness.terminal import EXIT_BAD_PLAN, fail, quiet_libraries
+from harness.terminal import EXIT_BAD_PLAN, fail, quiet_libraries, warn_of_crowded
 from harness.weights_option import Arithmetic, quantisation_of, table_of
 from results.printable import printable
 
@@ -63,6 +63,7 @@ def serve(
         fail(f"--address {address}: only a loopback address is served; use 127.0.0.1 or ::1", EXIT_BAD_PLAN)
     quiet_libraries()
     raise_in_command()
+    warn_of_crowded(threads)
     from engines.errors import EngineError
     from engines.serving.computing import Computing
     from engines.serving.http import LocalServer

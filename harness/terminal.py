@@ -202,6 +202,16 @@ def fail_each(problems: Iterable[object], code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def warn_of_crowded(n_threads: int | None) -> None:
+    """Of a command whose --threads are more than the cores that it may use."""
+    if n_threads is None:
+        return
+    from harness.rank_problems import crowded_words
+
+    if (told := crowded_words("--threads", n_threads)) is not None:
+        typer.echo(f"warning: {told}", err=True)
+
+
 def check_out(folder: Path) -> None:
     """Ends a command whose --out cannot be written, before it computes for minutes."""
     from results.report.files import check_folder

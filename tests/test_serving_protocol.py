@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from engines.base import unheard
+from engines.errors import EngineError
 from engines.model.checkpoints import BUNDLED_FOLDER, BUNDLED_PREFIX, load_checkpoint
 from engines.model.quantised import FORMS, Arithmetic, Quantisation
 from engines.reference import ReferenceEngine
@@ -399,6 +400,26 @@ def test_weights_that_cannot_be_served_end_the_command_with_one_line(options: li
     assert told.exit_code == 2
     assert words in told.output
     assert len(told.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["serve", MODEL, "--weights", "int7"], ["model", "fit"], ["train-tiny"]])
+def test_more_threads_than_cores_are_warned_of(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """900 threads on two cores were taken without a word."""
+    monkeypatch.setattr("harness.rank_problems.usable_cores", lambda: 2)
+    monkeypatch.setattr("torch.set_num_threads", lambda n: None)
+    monkeypatch.setattr("harness.train_tiny.train_tiny", unable)
+    monkeypatch.setattr("engines.curves.machine.fit_machine", unable)
+    where = {"model": ["--out", str(tmp_path / "sheet.toml")], "train-tiny": [str(tmp_path / "model")]}
+    for n, is_warned in ((2, False), (900, True)):
+        told = CliRunner().invoke(app, [*command, *where.get(command[0], []), "--threads", str(n)])
+        warning = f"warning: --threads: {n} threads on 2 cores wait for each other"
+        assert (warning in told.stderr, told.exit_code != 0) == (is_warned, True), told.output
+
+
+def unable(*arguments: object) -> None:
+    raise EngineError("no figure is asked for here")
 
 
 def test_forms_of_the_options_are_those_of_the_engine() -> None:
