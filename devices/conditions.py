@@ -53,10 +53,11 @@ def host_power(at_s: float) -> Conditions:
 
 
 def _suspended_s() -> float | None:
-    """One clock goes on while the machine sleeps, the other stands. Linux; elsewhere not told."""
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    """One clock goes on while the machine sleeps, the other stands: of Linux, of macOS. Elsewhere not told."""
+    for goes_on, stands in (("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"), ("CLOCK_MONOTONIC_RAW", "CLOCK_UPTIME_RAW")):
+        if hasattr(time, goes_on) and hasattr(time, stands):
+            return time.clock_gettime(getattr(time, goes_on)) - time.clock_gettime(getattr(time, stands))
+    return None
 
 
 def cpu_throttle_events(cpus: Path = CPUS) -> int | None:

@@ -202,8 +202,20 @@ def test_a_machine_without_a_battery_is_not_disturbed_within_its_windows(power_s
 
 def test_time_asleep_is_the_distance_of_two_clocks() -> None:
     before, after = host_conditions(1.0), host_conditions(2.0)
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        assert before.suspended_s is None
-        return
     assert before.suspended_s is not None
     assert after.suspended_s == pytest.approx(before.suspended_s, abs=0.01)
+
+
+def test_a_mac_that_slept_in_a_window_marks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks of macOS (clock_gettime(3)): CLOCK_UPTIME_RAW is as CLOCK_MONOTONIC_RAW, and stands while it sleeps."""
+    raw, uptime = 4, 8
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    monkeypatch.setattr(time, "CLOCK_MONOTONIC_RAW", raw, raising=False)
+    monkeypatch.setattr(time, "CLOCK_UPTIME_RAW", uptime, raising=False)
+    shows_s = {raw: 1000.0, uptime: 940.0}
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: shows_s[clock])
+    seen = [host_conditions(1.0)]
+    shows_s |= {raw: 1030.0, uptime: 960.0}
+    seen.append(host_conditions(2.0))
+    assert [c.suspended_s for c in seen] == [60.0, 70.0]
+    assert state_marks(seen, reads_battery=False) == ("suspended",)
