@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 
 from devices.base import DeviceError
 
@@ -17,6 +18,7 @@ _SAMPLE = re.compile(
 )
 _POWER = re.compile(r"^(?P<what>[A-Za-z0-9-]+) Power: (?P<mw>[0-9.]+) mW$", re.MULTILINE)
 _COMBINED = re.compile(r"^Combined Power \(CPU \+ GPU \+ ANE\): (?P<mw>[0-9.]+) mW$", re.MULTILINE)
+_DATE = "%a %b %d %H:%M:%S %Y %z"
 _MODEL = re.compile(r"^Machine model: (\S+)$", re.MULTILINE)
 
 
@@ -26,6 +28,8 @@ class PowerSample:
 
     duration_s: float
     power_w: dict[str, float]
+    ended_at_s: float | None = None
+    """By the Mac's wall clock, in whole seconds since 1970; None where its date is not understood."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,17 @@ def parse_powermetrics(text: str) -> PowerLog:
     return PowerLog(
         model[1] if model else None,
         tuple(
-            PowerSample(float(head["ms"]) * 1e-3, _powers(text[head.end() : end]))
+            PowerSample(float(head["ms"]) * 1e-3, _powers(text[head.end() : end]), _seconds_of(head["at"]))
             for head, end in zip(heads, ends, strict=True)
         ),
     )
+
+
+def _seconds_of(date: str) -> float | None:
+    try:
+        return datetime.strptime(date, _DATE).timestamp()
+    except ValueError:
+        return None
 
 
 def _powers(sample: str) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from devices.base import DeviceError
@@ -19,6 +21,7 @@ def test_m1_tells_package_dram_and_clusters() -> None:
     assert len(m1.samples) == 10  # lines that begin with "*** Sampled system activity"
     first = m1.samples[0]
     assert first.duration_s == pytest.approx(0.10451)  # line 8
+    assert first.ended_at_s == datetime(2023, 11, 10, 11, 37, 8, tzinfo=UTC).timestamp()  # 12:37:08 +0100
     assert first.power_w == pytest.approx(
         {  # mW of lines 13, 32, 53 to 57
             "e-cluster": 0.105,

@@ -249,6 +249,15 @@ def test_log_whose_samples_tell_unlike_parts_is_refused(tmp_path: Path, where: i
     assert f"1 and {where + 1 if where else 2} " in str(refused.value)
 
 
+def test_log_of_a_mac_that_slept_between_two_samples_is_refused(tmp_path: Path) -> None:
+    """Samples of 20 ms, 25 within a second; then the date is an hour later."""
+    log = [SAMPLE.replace("(now)", f"(Sat Nov  8 15:54:{21 + i // 25} 2025 +0900)") for i in range(60)]
+    assert replay(tmp_path / "whole.txt", "".join(log)).channels
+    broken = [*log[:50], *(sample.replace(" 15:", " 16:") for sample in log[50:])]
+    with pytest.raises(MeterUnavailableError, match=r"36\d\d s lie between samples 50 and 51"):
+        replay(tmp_path / "broken.txt", "".join(broken))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -9,6 +9,7 @@ its samples. Every window replays the recording from its beginning; a window lon
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from devices.meters.power_csv import is_power, read_power_csv
 from devices.powermetrics import W_PER_MW, PowerSample, parse_powermetrics
 from results.records import PowerTrace
 
+LONGEST_BREAK_S = 2.0
+"""Between two samples, by their dates, which are whole seconds."""
 POWERMETRICS_ADDITIVE = ("cpu", "gpu", "ane", "dram")
 """Clusters lie in the CPU; `package` and `combined` hold several of these."""
 
@@ -114,4 +117,19 @@ def _whole_samples(path: Path, samples: Sequence[PowerSample]) -> Sequence[Power
                 f"replay: {path}: samples 1 and {number} do not tell the same parts ({', '.join(unlike)}); a total of"
                 " the others would lack power; delete the samples that lack some"
             )
+    _refuse_break(path, samples)
     return samples
+
+
+def _refuse_break(path: Path, samples: Sequence[PowerSample]) -> None:
+    """Samples are joined end to end. Raises `MeterUnavailableError` where their dates say that nobody sampled between
+    two of them: the Mac slept, or the log is of two calls."""
+    for number, (before, sample) in enumerate(pairwise(samples), 2):
+        if before.ended_at_s is None or sample.ended_at_s is None:
+            continue
+        break_s = sample.ended_at_s - before.ended_at_s - sample.duration_s
+        if break_s > LONGEST_BREAK_S:
+            raise MeterUnavailableError(
+                f"replay: {path}: by their dates {break_s:.0f} s lie between samples {number - 1} and {number}, and"
+                " nothing says what flowed then (did the Mac sleep, or are these two logs?); play one part"
+            )
