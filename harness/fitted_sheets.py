@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from devices.models.sheet import Sheet
 from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts
@@ -12,7 +14,10 @@ from engines.pricing.shapes import own_shape, priced_shape, quantised
 from harness.combinations import mismatch, prices_as_held, sheet_of
 from harness.device_problems import sheet_problems
 from harness.device_specs import DeviceSpec, ModelledSpec
+from harness.external.base import ExternalSpec
+from harness.matrix import CellPlan
 from harness.model_specs import ModelSpec
+from harness.played_parts import PlayedFacts, quantised_shape
 from harness.schema import EngineSpec
 
 SAME_WIDTH = 0.05
@@ -50,6 +55,19 @@ def fit_warning_with_model(
         return fit_warning(device, shape_on(device, engine, model, facts.config))
     except (EngineError, KeyError):
         return None  # told as a problem
+
+
+def cell_doubts(plan: CellPlan, found: PlayedFacts | CheckpointFacts) -> Iterator[str]:
+    """The same of a cell, for its trials: a report outlives what the check told."""
+    if isinstance(plan.engine, ExternalSpec) or not plan.device.is_modelled:
+        return
+    if isinstance(found, PlayedFacts):
+        shape = quantised_shape(found, plan.engine)
+    else:
+        assert isinstance(plan.model, ModelSpec)  # a model that runs has these facts
+        shape = shape_on(plan.device, plan.engine, plan.model, found.config)
+    if (doubt := fit_warning(plan.device, shape)) is not None:
+        yield doubt
 
 
 def shape_on(device: DeviceSpec, engine: EngineSpec, model: ModelSpec, config: ModelConfig) -> ModelShape:

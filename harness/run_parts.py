@@ -41,7 +41,7 @@ from harness.device_building import WaitListener, build_device, clock_of, log_wa
 from harness.external.base import ExternalSpec
 from harness.external_parts import external_engine, most_positions, refuse_requests, requests_of
 from harness.fidelity import KeptDistributions, distribution_scores
-from harness.fitted_sheets import shape_on
+from harness.fitted_sheets import cell_doubts, shape_on
 from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
 from harness.model_specs import AnyModelSpec, PlayedModelSpec
@@ -125,7 +125,9 @@ class RunParts:
             clock=clock,
             requests=requests,
             max_batch=plan.engine.max_batch,
-            unmeasured=self._unmeasured(plan, engine, workload, requests),
+            unmeasured=self._unmeasured(plan, engine, workload, requests).with_notes(
+                cell_doubts(plan, self._found(plan.model))
+            ),
             gate=self._passed_gate(plan, engine),
         )
 
@@ -237,10 +239,13 @@ class RunParts:
 
     def _reads(self, model: AnyModelSpec) -> tuple[Tokenizer, int]:
         """Its tokenizer, and the most tokens of a request."""
-        if isinstance(model, PlayedModelSpec):
-            return NO_TEXT, most_tokens(self.played(model).shape)
-        facts = self.facts(model.source)
-        return facts.tokenizer, facts.config.max_length
+        found = self._found(model)
+        if isinstance(found, PlayedFacts):
+            return NO_TEXT, most_tokens(found.shape)
+        return found.tokenizer, found.config.max_length
+
+    def _found(self, model: AnyModelSpec) -> PlayedFacts | CheckpointFacts:
+        return self.played(model) if isinstance(model, PlayedModelSpec) else self.facts(model.source)
 
     def _engine(self, plan: CellPlan, device: Device) -> Engine:
         """One a cell, for calibration belongs to a workload, and counters to a device; but one for all workloads of an
@@ -263,16 +268,14 @@ class RunParts:
                 checkpoint = self._checkpoint(plan)
                 config = checkpoint.config
                 shape = shape_on(plan.device, plan.own_engine, plan.model, config)
-                choices = plan.own_engine.technique.choices if isinstance(plan.own_engine.technique, Composed) else None
-                fetches = choices is not None and choices.move.moves_weights
                 technique = plan.own_engine.technique
+                fetches = isinstance(technique, Composed) and technique.choices.move.moves_weights
                 if why := lacks_room(technique.units, fetches, device.timeline.sheet, shape, technique.backbone):
                     raise why
                 sizes = sizes_of(shape)
                 costs = None if sizes is None else SheetCosts(device.timeline.sheet, sizes)
                 reference = self._reference_engine(plan, sizes, costs)
-                backbone, own = plan.own_engine.technique.backbone, own_sizes(config)
-                engine = ModelledEngine(reference, device.timeline, backbone, shape, own)
+                engine = ModelledEngine(reference, device.timeline, technique.backbone, shape, own_sizes(config))
             self._engines[key] = engine
         return self._engines[key]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,6 +103,9 @@ class ArmScores(NamedTuple):
 
     scores: tuple[Score, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def with_notes(self, notes: Iterable[str]) -> ArmScores:
+        return self._replace(notes=(*self.notes, *notes))
 
 
 class Passed(NamedTuple):
