@@ -127,9 +127,10 @@ class Road(Record):
     """Whether products took rounded inputs (`quantise.arithmetic`)."""
     rounded_to: Literal["int8", "bf16"] = "int8"
     """What to, where they did."""
-    attention_rounded_to: Literal["bf16", "fp32"] | None = None
-    """What queries, keys, values and shares of more than one token were rounded to; fp32: nothing, beside products in
-    bf16. None: nothing; or, in stores of before, bf16 where products were and the matrices of attention are bf16."""
+    attention_rounded_to: Literal["bf16", "int8", "fp32"] | None = None
+    """What queries, keys, values and shares of more than one token were rounded to; int8: queries and keys, and to bf16
+    the others; fp32: nothing, beside products in bf16. None: nothing; or, in stores of before, bf16 where products were
+    and the matrices of attention are bf16."""
     cache_rounded_to: Literal["bf16", "fp16"] | None = None
     """What keys and values were rounded to as they were kept. None: nothing."""
     n_threads: int

@@ -44,8 +44,10 @@ def arithmetic_width(road: Road) -> str | None:
     if not of_ours(road) or road.dtype != "float32":
         return None
     products = road.rounded_to if road.rounds_inputs else "fp32"
-    of_attention = road.attention_rounded_to or products
-    others = [f"attention {of_attention}"] if of_attention != products else []
+    of_attention = road.attention_rounded_to
+    # Beside products in bf16 so is attention, as a rule; beside those in int8 it is not.
+    is_told = of_attention is not None and (of_attention != products or products == "int8")
+    others = [f"attention {of_attention}"] if is_told else []
     others += [f"cache {road.cache_rounded_to}"] if road.cache_rounded_to is not None else []
     return f"{products} ({' and '.join(others)})" if others else products
 

@@ -284,11 +284,14 @@ def test_quantised_weights_are_widened_and_it_is_told(tmp_path: Path, caplog: py
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"arithmetic": "bf16"}, "attention in bf16 is of the CPU, and .*; leave attention_arithmetic out"),
+        *(
+            ({"arithmetic": to}, f"attention in {to} is of the CPU, and .*; leave attention_arithmetic out")
+            for to in ("bf16", "int8")
+        ),
         ({"kept": torch.float16}, r"a cache in torch.float16 is of the CPU, and .*; leave cache out"),
     ],
 )
-def test_attention_in_bf16_and_narrow_caches_are_not_moved(
+def test_rounded_attention_and_narrow_caches_are_not_moved(
     checkpoint: Checkpoint, asked: dict[str, Any], told: str
 ) -> None:
     layers = list[LayerWeights]()

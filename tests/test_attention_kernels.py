@@ -23,10 +23,14 @@ ARITHMETICS: list[tuple[Form, Arithmetic, AttentionArithmetic]] = [
     ("bf16", "bf16", "bf16"),
     ("int8", "int8", "bf16"),
     ("fp32", "fp32", "bf16"),
+    ("int8", "int8", "int8"),
+    ("fp32", "fp32", "int8"),
 ]
 """Of matrices: form and arithmetic; and of attention."""
+SCALE = 0.25
 by_arithmetic = pytest.mark.parametrize(
-    "held", [pytest.param(held, marks=needs_bf16) if "bf16" in held else held for held in ARITHMETICS]
+    "held",
+    [pytest.param(held, marks=needs_bf16) if held[2] != "fp32" or "bf16" in held else held for held in ARITHMETICS],
 )
 
 
@@ -104,12 +108,13 @@ def attended(
     keys: Tensor,
     values: Tensor,
 ) -> Tensor:
-    """What six heads of 16 find for tokens that come in pieces of `cut`, behind what is cached before them all."""
+    """What six heads find for tokens that come in pieces of `cut`, behind what is cached before them all."""
     form, of_products, of_attention = held
-    matrices = [store(torch.eye(rows, 96), form, of_products) for rows in (96, 32, 32, 96)]
+    width, dim = query.shape[1], keys.shape[2]
+    matrices = [store(torch.eye(rows, width), form, of_products) for rows in (width, 2 * dim, 2 * dim, width)]
     sinks = random(6, seed=4)
     table = tables.attention_table(
-        *matrices, (None,) * 4, None, sinks, 16, window, 0.25, neighbours=False, arithmetic=of_attention
+        *matrices, (None,) * 4, None, sinks, dim, window, SCALE, neighbours=False, arithmetic=of_attention
     )
     assert table is not None
     pieces, done, n_past = list[Tensor](), 0, keys.shape[1] - len(query)
@@ -151,3 +156,37 @@ def test_attention_in_bf16_rounds_queries_keys_and_values_and_shares(
     assert ((found - exact).abs() <= lost * bound + 1e-5).all()
     assert not torch.equal(found, rounded(exact, "bf16"))
     assert relative_error(found, exact.double()) > 1e-4
+
+
+@needs_compiler
+@needs_bf16
+@pytest.mark.parametrize("window", [None, 7, 100])
+@pytest.mark.parametrize("dim", [8, 16, 72, 128, 512])
+def test_attention_in_int8_rounds_queries_and_keys_to_bytes_and_values_and_shares_to_bf16(
+    dim: int, window: int | None
+) -> None:
+    """Beside fp32 attention of what is rounded so by torch. Shares lose up to 2^-8."""
+    query, (keys, values) = random(230, 6 * dim), (random(2, 430, dim, seed=1), random(2, 430, dim, seed=2))
+    query *= 4 / dim**0.5
+    found = attended([230], ("fp32", "fp32", "int8"), window, query, keys, values)
+    in_fp32 = ("fp32", "fp32", "fp32")
+    unrounded = attended([230], in_fp32, window, query, keys, rounded(values, "bf16"))
+    by_head = rounded(SCALE * query.view(230, 6, dim), "int8") / SCALE
+    query, keys, values = by_head.reshape(230, -1), rounded(keys, "int8").contiguous(), rounded(values, "bf16")
+    exact = attended([230], in_fp32, window, query, keys, values)
+    bound = attended([230], in_fp32, window, query, keys, values.abs())  # the shares' sum of magnitudes
+    assert ((found - exact).abs() <= 2**-8 * bound + 1e-5).all()
+    assert relative_error(found, exact.double()) < 3e-3
+    assert relative_error(unrounded, exact.double()) > 3e-3
+
+
+@needs_compiler
+@needs_bf16
+@pytest.mark.parametrize("of", ["query", "key"])
+@pytest.mark.parametrize("what", [torch.nan, torch.inf])
+def test_what_is_no_number_is_none_behind_attention_in_int8(of: str, what: float) -> None:
+    query, (keys, values) = random(40, 96), (random(2, 40, 16, seed=1), random(2, 40, 16, seed=2))
+    (query if of == "query" else keys[0])[5, 3] = what
+    found = attended([40], ("fp32", "fp32", "int8"), None, query, keys, values)
+    assert found[5, :16].isnan().all()
+    assert found[:5].isfinite().all()

@@ -117,7 +117,7 @@ def test_arithmetic_of_attention_and_the_form_of_its_cache_make_another_cell_too
 ) -> None:
     monkeypatch.setattr("engines.kernels.compile.has", lambda what: True)
     narrow = DROPLESS | {"quantise": {"experts": "int8", "arithmetic": "int8"}}
-    for asked in ({"attention_arithmetic": "bf16"}, {"cache": "fp16"}):
+    for asked in ({"attention_arithmetic": "bf16"}, {"attention_arithmetic": "int8"}, {"cache": "fp16"}):
         rounding = {"name": "rounding", "quantise": narrow["quantise"] | asked}
         plain, rounded = build_plan(raw_plan(engine=[narrow, DROPLESS | rounding])).cells
         assert rounded.cell.engine_parameters == plain.cell.engine_parameters | asked
@@ -133,7 +133,9 @@ def test_what_is_so_anyway_may_be_said_and_makes_no_other_cell(asked: dict[str, 
 
 
 @pytest.mark.parametrize(("has_bf16", "planned"), [(True, {"plain", "rounding"}), (False, {"plain"})])
-@pytest.mark.parametrize("quantise", [{"experts": "bf16", "arithmetic": "bf16"}, {"attention_arithmetic": "bf16"}])
+@pytest.mark.parametrize(
+    "quantise", [{"experts": "bf16", "arithmetic": "bf16"}, *({"attention_arithmetic": to} for to in ("bf16", "int8"))]
+)
 def test_bf16_arithmetic_is_skipped_where_the_processor_has_none(
     quantise: dict[str, str], has_bf16: bool, planned: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +165,7 @@ def test_rounded_arithmetic_stays_on_the_cpu_of_this_host(quantise: dict[str, st
     [
         ({"experts": "int8", "arithmetic": "int4"}, "quantise.arithmetic"),
         ({"experts": "bf16", "arithmetic": "int8"}, 'arithmetic "int8" multiplies weights of int8'),
-        ({"attention_arithmetic": "int8"}, "quantise.attention_arithmetic"),
+        ({"attention_arithmetic": "int4"}, "quantise.attention_arithmetic"),
         ({"cache": "int8"}, "quantise.cache"),
     ],
 )

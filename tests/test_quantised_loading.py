@@ -23,7 +23,7 @@ from engines.kernels.library import Loaded
 from engines.model.architecture import ModelConfig
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.held_weights import held_weights, rounds_inputs
-from engines.model.quantised import AS_THE_MODEL, FORMS, Quantisation, QuantisedMatrix, store
+from engines.model.quantised import AS_THE_MODEL, FORMS, AttentionArithmetic, Quantisation, QuantisedMatrix, store
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.wanted_tensors import check_quantisation
 from engines.model.weights import ModelWeights, SparseWeights
@@ -74,6 +74,8 @@ def held(part: Any) -> Iterator[Tensor]:
         pytest.param("bf16", {"arithmetic": "bf16", "attention_arithmetic": "fp32"}, marks=needs_bf16),
         pytest.param("fp32", {"attention_arithmetic": "bf16"}, marks=needs_bf16),
         pytest.param("int4-g32", {"attention_arithmetic": "bf16"}, marks=needs_bf16),
+        pytest.param("int8", {"arithmetic": "int8", "attention_arithmetic": "int8"}, marks=needs_bf16),
+        pytest.param("fp32", {"attention_arithmetic": "int8"}, marks=needs_bf16),
     ],
 )
 def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
@@ -111,16 +113,17 @@ def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
             assert apart < cost / 5
 
 
+@pytest.mark.parametrize("to", ["bf16", "int8"])
 @pytest.mark.parametrize(
     ("family", "is_heeded"), [("deepseek-v2", False), ("gemma2", False), ("mixtral-sliding", True)]
 )
 def test_arithmetic_of_attention_is_refused_where_the_kernels_do_not_attend(
-    family: str, is_heeded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, is_heeded: bool, to: AttentionArithmetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Latent attention and soft caps are torch's."""
     monkeypatch.setattr(tables, "why_not_bf16", lambda: None)
     write_family(tmp_path, CASES[family])
-    config, asked = inspect_checkpoint(str(tmp_path)).config, Quantisation(attention_arithmetic="bf16")
+    config, asked = inspect_checkpoint(str(tmp_path)).config, Quantisation(attention_arithmetic=to)
     if is_heeded:
         return check_quantisation(config, asked)
     told = "quantise.attention_arithmetic: torch computes such attention, and would only imitate it; remove it"
@@ -134,13 +137,14 @@ def test_arithmetic_of_attention_is_refused_where_the_kernels_do_not_attend(
     [
         (Quantisation(experts="bf16", arithmetic="bf16"), "arithmetic"),
         (Quantisation(attention_arithmetic="bf16"), "attention_arithmetic"),
+        (Quantisation(attention_arithmetic="int8"), "attention_arithmetic"),
     ],
 )
 def test_bf16_arithmetic_is_refused_where_nothing_multiplies_it(
     asked: Quantisation, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "why_not_bf16", lambda: "this processor lacks it")
-    with pytest.raises(EngineError, match=f'^{key} "bf16": this processor lacks it; leave {key} out'):
+    with pytest.raises(EngineError, match=f'^{key} "{asked.rounding[key]}": this processor lacks it; leave {key} out'):
         load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, asked)
 
 

@@ -321,7 +321,9 @@ def test_rounding_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32(to: str) 
     ("changes", "told"),
     [
         ({"rounds_inputs": True, "rounded_to": "int8", "attention_rounded_to": "bf16"}, "int8 (attention bf16)"),
+        ({"rounds_inputs": True, "rounded_to": "int8", "attention_rounded_to": "int8"}, "int8 (attention int8)"),
         ({"rounds_inputs": True, "rounded_to": "bf16", "attention_rounded_to": "bf16"}, "bf16"),
+        ({"rounds_inputs": True, "rounded_to": "bf16", "attention_rounded_to": "int8"}, "bf16 (attention int8)"),
         ({"attention_rounded_to": "bf16"}, "fp32 (attention bf16)"),
         (
             {"rounds_inputs": True, "rounded_to": "bf16", "attention_rounded_to": "fp32"},

@@ -23,7 +23,9 @@ struct Attention {
   int64_t head_stride, n_heads, n_kv_heads, dim, window;
   float scale;
   const float* sinks;
-  bool by_pairs;  // many queries, keys, shares and values are multiplied in bf16
+  // Of enum Arithmetic. By bf16 many queries, keys, shares and values are rounded to bf16; by int8 queries and keys are
+  // rounded as inputs are (rounded.h), and shares and values to bf16.
+  int32_t arithmetic;
 
   int64_t first_seen(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
 };

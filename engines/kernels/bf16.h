@@ -11,7 +11,7 @@
 
 #include "matrix.h"
 
-#if defined(JOULEBENCH_AVX512) && defined(__AVX512BF16__)
+#if defined(JOULEBENCH_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #define JOULEBENCH_BF16
 #endif
 

@@ -71,8 +71,8 @@ struct AttentionLayer {
   int64_t n_heads, n_kv_heads, dim, window;
   float scale, eps;
   int32_t neighbours;
-  int32_t by_pairs;  // many queries, keys, shares and values are multiplied in bf16
-  int32_t kept;      // the form in which caches keep keys and values: of enum Format
+  int32_t arithmetic;  // of what many queries multiply: of enum Arithmetic, see attention.h
+  int32_t kept;        // the form in which caches keep keys and values: of enum Format
 };
 
 // Which experts a token goes to. Of equal scores the lower index wins.
@@ -188,7 +188,7 @@ inline void attend_rows(const AttentionLayer& layer, const float* query, int64_t
   float* mixed = scratch(buffer, n_tokens * q_width);
   const auto attention_of = [&](const Chunk& chunk) {
     return Attention{chunk.keys, chunk.values, layer.kept, chunk.head_stride, layer.n_heads, layer.n_kv_heads, layer.dim,
-                     layer.window, layer.scale, layer.sinks, layer.by_pairs != 0};
+                     layer.window, layer.scale, layer.sinks, layer.arithmetic};
   };
   const auto has_many = [](const Chunk& chunk) { return chunk.n_tokens > 1; };
   for (const Chunk *chunk = chunks, *end = chunks + n_chunks; chunk < end;) {

@@ -17,7 +17,6 @@
 
 constexpr int64_t kOfInt8 = 4 * kLanes, kOfInt4 = 8 * kLanes;
 
-inline int64_t n_pieces(int64_t columns, int64_t of_piece) { return (columns + of_piece - 1) / of_piece; }
 
 // In fp32 arithmetic an input that meets nibbles has three digits where bytes are multiplied: 24 bits, as a float has, with
 // one exponent for 32 columns. Such sums are exact until they are scaled, and take less time than making nibbles floats.

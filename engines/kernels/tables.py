@@ -28,6 +28,7 @@ _PLAIN_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _QUANTISED_FORMATS = {"bf16": 1, "int8": 3, "fp8": 4, "int4": 5, "mxfp4": 6}
 _ARITHMETICS: dict[Arithmetic, int] = {"fp32": 0, "int8": 1, "bf16": 2}
 MAX_HEAD_DIM = 512
+"""`kKeyColumns` of wide_rounded.h too."""
 
 
 class MatrixStruct(ctypes.Structure):
@@ -54,7 +55,7 @@ class AttentionStruct(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("eps", ctypes.c_float),
         ("neighbours", ctypes.c_int32),
-        ("by_pairs", ctypes.c_int32),
+        ("arithmetic", ctypes.c_int32),
         ("kept", ctypes.c_int32),
     )
 
@@ -178,7 +179,7 @@ def attention_table(
     kept: torch.dtype = torch.float32,
 ) -> AttentionTable | None:
     """norms: of each head's query and key, with their epsilon. window: positions that a query sees, None for all.
-    arithmetic: of what attention of more than one token multiplies, fp32 or bf16. kept: the dtype of keys and values in
+    arithmetic: of what attention of more than one token multiplies. kept: the dtype of keys and values in
     caches.
 
     None where the kernels cannot read a matrix, do not multiply bf16 by itself or the heads do not fill registers.
@@ -198,7 +199,7 @@ def attention_table(
         scale,
         norms[2] if norms is not None else 0.0,
         neighbours,
-        arithmetic == "bf16",
+        _ARITHMETICS[arithmetic],
         plain_format(kept),
     )
     return AttentionTable(layer, (*matrices, *vectors), q_QH.shape[1])

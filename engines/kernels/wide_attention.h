@@ -13,6 +13,7 @@
 #include "vectors.h"
 #include "wide.h"
 #include "wide_bf16.h"
+#include "wide_rounded.h"
 
 // Queries are lanes, two registers of them at a time, and keys, then values, are what is broadcast; the softmax is kept
 // up to date from one block of keys to the next (Milakov and Gimelshein 2018). Blocks lie where they lie whoever asks, so
@@ -82,27 +83,11 @@ class FloatBlock {
 
 #ifdef JOULEBENCH_BF16
 
-// Rounded to bf16: two features of a key are a word, and two keys' values of a feature.
-class PairBlock {
+// Values and shares rounded to bf16: two keys' values of a feature are a word.
+class PairValues {
  public:
   static constexpr int64_t kAligned = 2;
 
-  // room: of `size` floats.
-  PairBlock(int64_t dim, float* room)
-      : dim_(dim), stride_(pairs_stride(dim)), keys_((int32_t*)room), values_(keys_ + kKeys * stride_) {}
-  static int64_t size(int64_t dim) { return kKeys * (pairs_stride(dim) + dim / 2); }
-  void take(const float* keys, const float* values, int64_t n_keys) {
-    for (int64_t s = 0; s < n_keys; s++) prepare_pairs(keys + s * dim_, dim_, (float*)keys_ + s * stride_);
-    for (int64_t s = 0; s < n_keys; s += 2) {
-      const float *first = values + s * dim_, *second = s + 1 < n_keys ? first + dim_ : nullptr;
-      int32_t* to = values_ + s / 2 * dim_;
-      int64_t d = 0;
-      for (; d + kLanes <= dim_; d += kLanes) pair_at<fN>(first, second, d, to);
-      for (; d < dim_; d += 8) pair_at<f8>(first, second, d, to);
-    }
-  }
-
-  static void ready_queries(int64_t dim, float* queries) { pair_panel(dim, kPanel, queries); }
   template <int N>
   static void exponentials(fN (&scores)[N]) {
     roughly_exp_below_one(scores);
@@ -116,12 +101,24 @@ class PairBlock {
       std::memcpy(to, &words, sizeof words);
     }
   }
-  void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
-    multiply_rows<false>(n_keys, keys_ + begin * stride_, stride_, queries, dim_ / 2, score);
-  }
   void mix(int64_t begin, int64_t n_keys, float* shares, float* mixed) const {
     multiply_rows<true>(dim_, values_ + begin / 2 * dim_, dim_, shares, (n_keys + 1) / 2, mixed);
   }
+
+ protected:
+  PairValues(int64_t dim, float* room) : dim_(dim), values_((int32_t*)room) {}
+  static int64_t size(int64_t dim) { return kKeys * dim / 2; }
+  void take_values(const float* values, int64_t n_keys) {
+    for (int64_t s = 0; s < n_keys; s += 2) {
+      const float *first = values + s * dim_, *second = s + 1 < n_keys ? first + dim_ : nullptr;
+      int32_t* to = values_ + s / 2 * dim_;
+      int64_t d = 0;
+      for (; d + kLanes <= dim_; d += kLanes) pair_at<fN>(first, second, d, to);
+      for (; d < dim_; d += 8) pair_at<f8>(first, second, d, to);
+    }
+  }
+
+  int64_t dim_;
 
  private:
   template <class F>
@@ -130,8 +127,69 @@ class PairBlock {
     std::memcpy(to + d, &words, sizeof words);
   }
 
-  int64_t dim_, stride_;
-  int32_t *keys_, *values_;
+  int32_t* values_;
+};
+
+// Queries and keys are rounded to bf16 too: two features of a key are a word. room: of `size` floats.
+class PairBlock : public PairValues {
+ public:
+  PairBlock(int64_t dim, float* room)
+      : PairValues(dim, room), stride_(pairs_stride(dim)), keys_((int32_t*)(room + PairValues::size(dim))) {}
+  static int64_t size(int64_t dim) { return PairValues::size(dim) + kKeys * pairs_stride(dim); }
+  void take(const float* keys, const float* values, int64_t n_keys) {
+    for (int64_t s = 0; s < n_keys; s++) prepare_pairs(keys + s * dim_, dim_, (float*)keys_ + s * stride_);
+    take_values(values, n_keys);
+  }
+
+  static void ready_queries(int64_t dim, float* queries) { pair_panel(dim, kPanel, queries); }
+  void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
+    multiply_rows<false>(n_keys, keys_ + begin * stride_, stride_, queries, dim_ / 2, score);
+  }
+
+ private:
+  int64_t stride_;
+  int32_t* keys_;
+};
+
+// Queries and keys are rounded to bytes, with a scale for each 32 features. room: of `size` floats.
+class ByteBlock : public PairValues {
+  static constexpr int64_t kStride = stride_of(Weights::kKeys), kScaleStride = scale_stride_of(Weights::kKeys);
+
+ public:
+  ByteBlock(int64_t dim, float* room)
+      : PairValues(dim, room), scales_(room + PairValues::size(dim)), keys_((uint8_t*)(scales_ + kKeys * kScaleStride)) {}
+  static int64_t size(int64_t dim) { return PairValues::size(dim) + kKeys * (kScaleStride + kStride / 4); }
+  void take(const float* keys, const float* values, int64_t n_keys) {
+    for (int64_t s = 0; s < n_keys; s++)
+      for (int64_t d = 0; d < dim_; d += kRoundedColumns)
+        scales_[s * kScaleStride + d / kRoundedColumns] = round_columns(
+            keys + s * dim_ + d, std::min(kRoundedColumns, dim_ - d), (int8_t*)keys_ + s * kStride + d);
+    for (int64_t s = 0; s < n_keys; s++)  // bytes that have just been stored would be waited for
+      for (int64_t d = 0; d < dim_; d += kRoundedColumns) {
+        uint8_t* const at = keys_ + s * kStride + d;
+        const ub32 raised = load<ub32>(at) ^ 0x80;
+        std::memcpy(at, &raised, sizeof raised);
+      }
+    take_values(values, n_keys);
+  }
+
+  static void ready_queries(int64_t dim, float* queries) { round_panel(dim, kPanel, RoundedTo::kBytes, queries); }
+  void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
+    constexpr int kAtOnce = 6;
+    int64_t s = 0;
+    for (; s + kAtOnce <= n_keys; s += kAtOnce) score_some<kAtOnce>(begin + s, queries, score + s * kPanel);
+    for (; s < n_keys; s++) score_some<1>(begin + s, queries, score + s * kPanel);
+  }
+
+ private:
+  template <int R>
+  void score_some(int64_t first, const float* queries, float* score) const {
+    multiply_words<fN, R, kRegisters, Weights::kKeys>(keys_ + first * kStride, scales_ + first * kScaleStride, queries,
+                                                      n_pieces(dim_, kRoundedColumns), score);
+  }
+
+  float* scales_;
+  uint8_t* keys_;
 };
 
 #endif
@@ -142,11 +200,12 @@ struct Queries {
   float *packed, *mixed;  // [D][queries]
   fN largest[kRegisters], total[kRegisters];
 
-  static int64_t size(int64_t dim) { return 2 * dim * kPanel; }
+  // Fewer than 16 features take as many words as 32 where they are rounded to bytes.
+  static int64_t size(int64_t dim) { return (dim + std::max<int64_t>(dim, 16)) * kPanel; }
 
   // query: of the first token, `stride` floats between tokens; `out` of finish alike. room: of `size` floats.
   void begin(const Attention& a, const float* query, int64_t stride, float* room) {
-    packed = room, mixed = room + a.dim * kPanel;
+    mixed = room, packed = room + a.dim * kPanel;
     pack(0, kPanel, a.dim, [&](int64_t i) { return i < n ? query + i * stride : nullptr; }, packed);
     for (int64_t d = 0; d < a.dim * kPanel; d += kLanes) store(packed + d, a.scale * load<fN>(packed + d));
     std::memset(mixed, 0, a.dim * kPanel * sizeof(float));
@@ -292,7 +351,8 @@ inline void attend_by(const Attention& a, const float* query_TQ, int64_t positio
 inline void attend_many(const Attention& a, const float* query_TQ, int64_t position, int64_t n_tokens, float* out_TQ,
                         int n_threads) {
 #ifdef JOULEBENCH_BF16
-  if (a.by_pairs) return attend_by<PairBlock>(a, query_TQ, position, n_tokens, out_TQ, n_threads);
+  if (a.arithmetic == kByBf16) return attend_by<PairBlock>(a, query_TQ, position, n_tokens, out_TQ, n_threads);
+  if (a.arithmetic == kByInt8) return attend_by<ByteBlock>(a, query_TQ, position, n_tokens, out_TQ, n_threads);
 #endif
   attend_by<FloatBlock>(a, query_TQ, position, n_tokens, out_TQ, n_threads);
 }

@@ -166,12 +166,18 @@ inline void widen_row_to_halves(const Matrix& m, int64_t row, int64_t first, int
 }
 
 // How weights meet a panel: bytes raised by 128 and nibbles raised by 8 meet bytes, signed bytes as halves meet halves.
-enum class Weights { kBytes, kNibbles, kHalves };
+// Keys are bytes raised by 128 with a scale for each 32 columns, as nibbles have, where bytes have one for the row.
+enum class Weights { kBytes, kNibbles, kHalves, kKeys };
+constexpr int64_t kKeyColumns = 512;  // of the widest head: engines.kernels.tables
 
 constexpr RoundedTo panel_of(Weights kind) { return kind == Weights::kHalves ? RoundedTo::kHalves : RoundedTo::kBytes; }
 // Of a tile's rows, in bytes; see kRowStride.
-constexpr int64_t stride_of(Weights kind) { return kDepth * (kind == Weights::kHalves ? 2 : 1) + 64; }
-constexpr int64_t kScaleStride = kDepth / kRoundedColumns;
+constexpr int64_t stride_of(Weights kind) {
+  return kind == Weights::kKeys ? kKeyColumns + 64 : kDepth * (kind == Weights::kHalves ? 2 : 1) + 64;
+}
+constexpr int64_t scale_stride_of(Weights kind) {
+  return (kind == Weights::kKeys ? kKeyColumns : kDepth) / kRoundedColumns;
+}
 
 template <Weights Kind, class W>
 inline W add_word(W start, W weight, W x) {
@@ -180,13 +186,14 @@ inline W add_word(W start, W weight, W x) {
   else return add_word_products(start, weight, x);
 }
 
-// tile[r][v] += weight(r, k) * panel(k, v) over 32-column blocks. Nibbles have a scale in each block, bytes one for the row.
+// tile[r][v] += weight(r, k) * panel(k, v) over 32-column blocks.
 template <class F, int R, int V, Weights Kind>
 __attribute__((noinline)) void multiply_words(const uint8_t* weights, const float* scales, const float* panel,
                                               int64_t n_blocks, float* tile) {
   constexpr int kEach = sizeof(F) / sizeof(float), kWords = words_of(panel_of(Kind));
   constexpr bool is_nibbles = Kind == Weights::kNibbles, is_in_pairs = is_nibbles && kAddsPairs;
-  constexpr bool has_start = Kind != Weights::kHalves;
+  constexpr bool has_start = Kind != Weights::kHalves, scales_blocks = is_nibbles || Kind == Weights::kKeys;
+  constexpr int64_t kScaleStride = scale_stride_of(Kind);
   typedef decltype(F{} < F{}) W;
   F sums[R][V] = {};
   for (int64_t block = 0; block < n_blocks; block++) {
@@ -220,7 +227,7 @@ __attribute__((noinline)) void multiply_words(const uint8_t* weights, const floa
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++)
         sums[r][v] += __builtin_convertvector(parts[r][v], F) *
-                      (is_nibbles ? scale * scales[r * kScaleStride + block] : scale);
+                      (scales_blocks ? scale * scales[r * kScaleStride + block] : scale);
     }
     panel += floats_of(panel_of(Kind)) * kEach * V, weights += 4 * kWords;
   }
@@ -229,14 +236,15 @@ __attribute__((noinline)) void multiply_words(const uint8_t* weights, const floa
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) {
       float* to = tile + (r * V + v) * kEach;
-      store(to, load<F>(to) + (is_nibbles ? sums[r][v] : sums[r][v] * scales[r * kScaleStride]));
+      store(to, load<F>(to) + (scales_blocks ? sums[r][v] : sums[r][v] * scales[r * kScaleStride]));
     }
 }
 
 // A tile's rows in whole numbers: see FloatTile of wide.h.
 template <Weights Kind>
 struct WordTile {
-  static constexpr int64_t kStride = stride_of(Kind), kFloats = floats_of(panel_of(Kind));
+  static constexpr int64_t kStride = stride_of(Kind), kScaleStride = scale_stride_of(Kind);
+  static constexpr int64_t kFloats = floats_of(panel_of(Kind));
   alignas(64) uint8_t weights[kTileRows * kStride] = {};
   alignas(64) float scales[kTileRows * kScaleStride];
 

@@ -132,7 +132,7 @@ class _Mover:
             return tuple(self.moved(one) for one in part)
         if isinstance(part, AttentionWeights) and part.arithmetic != "fp32":
             own = isinstance(part.out_HQ, QuantisedMatrix) and part.out_HQ.arithmetic == "bf16"
-            self._refuse("attention in bf16", "arithmetic" if own else "attention_arithmetic")
+            self._refuse(f"attention in {part.arithmetic}", "arithmetic" if own else "attention_arithmetic")
         if isinstance(part, AttentionWeights) and part.kept is not torch.float32:
             self._refuse(f"a cache in {part.kept}", "cache")
         if is_dataclass(part) and not isinstance(part, type):

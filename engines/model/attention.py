@@ -214,10 +214,12 @@ def mix_values(
     arithmetic: Arithmetic = "fp32",
 ) -> Tensor:
     """softmax(scale * q k) v by head; each key/value head serves N/M query heads in a row. The softmax is fp32.
-    arithmetic: queries, keys, values and shares before they are made to add up to 1 are `rounded` so."""
+    arithmetic: queries and keys are `rounded` so, and values, and shares before they are made to add up to 1, too: to
+    bf16 where queries and keys are rounded to int8."""
+    of_values: Arithmetic = "fp32" if arithmetic == "fp32" else "bf16"
     if arithmetic != "fp32":
         query_NTD = rounded(config.scale * query_NTD, arithmetic) / config.scale
-        key_MSD, value_MSD = (rounded(x, arithmetic) for x in (key_MSD, value_MSD))
+        key_MSD, value_MSD = rounded(key_MSD, arithmetic), rounded(value_MSD, of_values)
     elif sinks_N is None and config.softcap is None:
         return F.scaled_dot_product_attention(
             query_NTD[None], key_MSD[None], value_MSD[None], attn_mask=mask_TS, scale=config.scale, enable_gqa=True
@@ -233,7 +235,7 @@ def mix_values(
         if mask_TS is not None:
             score_GTS = score_GTS.masked_fill(~mask_TS, float("-inf"))
         sink_G = None if sinks_N is None else sinks_N[served]
-        mixed.append(_shares(score_GTS, sink_G, arithmetic).to(value_SD.dtype) @ value_SD)
+        mixed.append(_shares(score_GTS, sink_G, of_values).to(value_SD.dtype) @ value_SD)
     return torch.cat(mixed)
 
 

@@ -50,8 +50,8 @@ class Rounding(NamedTuple):
 def rounding_of(weights: ModelWeights) -> Rounding:
     products = rounds_inputs(weights)
     layers = [one.attention for one in weights.layers if isinstance(one.attention, AttentionWeights)]
-    in_bf16 = any(attention.arithmetic == "bf16" for attention in layers)
-    attention: AttentionArithmetic | None = "bf16" if in_bf16 else "fp32" if products == "bf16" else None
+    found = (attention.arithmetic for attention in layers if attention.arithmetic != "fp32")
+    attention: AttentionArithmetic | None = next(found, "fp32" if products == "bf16" else None)
     forms: dict[torch.dtype, CacheForm] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     return Rounding(products, attention, forms.get(weights.kept))
 

@@ -87,8 +87,9 @@ def _check_bf16(quantise: Quantisation) -> None:
     """Raises `EngineError` where nothing on this machine multiplies bf16, and something is to be."""
     why_not = tables.why_not_bf16() if quantise.multiplying_bf16 else None
     if why_not is not None:
-        keys = " and ".join(quantise.multiplying_bf16)
-        raise EngineError(f'{keys} "bf16": {why_not}; leave {keys} out')
+        keys = quantise.multiplying_bf16
+        asked = " and ".join(f'{key} "{quantise.rounding[key]}"' for key in keys)
+        raise EngineError(f"{asked}: {why_not}; leave {' and '.join(keys)} out")
 
 
 class _Builder:

@@ -26,7 +26,8 @@ Form = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g12
 FORMS: tuple[Form, ...] = get_args(Form)
 Arithmetic = Literal["fp32", "int8", "bf16"]
 """What a product rounds its input to first: see `rounded`."""
-AttentionArithmetic = Literal["fp32", "bf16"]
+AttentionArithmetic = Literal["fp32", "bf16", "int8"]
+"""int8: of queries and keys; shares and values are rounded to bf16."""
 CacheForm = Literal["fp32", "bf16", "fp16"]
 ROUNDED_FORMS: dict[Arithmetic, tuple[Form, ...]] = {
     "int8": ("int8", "int4-g32", "int4-g64", "int4-g128"),
@@ -79,8 +80,9 @@ class Quantisation(Record):
     """int8: inputs of products with matrices of 8 and 4 bits are `rounded`; bf16: of those with matrices of bf16.
     Others are computed in fp32."""
     attention_arithmetic: AttentionArithmetic | None = None
-    """Of what attention of more than one token multiplies: queries, keys, values and shares. None: bf16 where its
-    matrices are of bf16 and multiplied so, else fp32. Latent attention is always fp32."""
+    """Of what attention of more than one token multiplies: queries, keys, values and shares; int8: of queries and
+    keys, and bf16 of the others. None: bf16 where its matrices are of bf16 and multiplied so, else fp32. Latent
+    attention is always fp32."""
 
     cache: CacheForm = "fp32"
     """What keys and values are rounded to as they are kept."""
@@ -102,8 +104,15 @@ class Quantisation(Record):
 
     @property
     def multiplying_bf16(self) -> tuple[str, ...]:
-        """Keys by which bf16 is to be multiplied by itself, which few machines do."""
-        return tuple(key for key in ("arithmetic", "attention_arithmetic") if self.rounding.get(key) == "bf16")
+        """Keys by which bf16 is to be multiplied by itself, which few machines do: shares and values are, whatever
+        queries and keys are rounded to."""
+        asked = {"arithmetic": self.arithmetic == "bf16", "attention_arithmetic": self.rounds_attention}
+        return tuple(key for key, is_asked in asked.items() if is_asked)
+
+    @property
+    def rounds_attention(self) -> bool:
+        """Whether a plan asks for it by its key."""
+        return self.attention_arithmetic not in (None, "fp32")
 
     @property
     def kept(self) -> torch.dtype:

@@ -48,7 +48,7 @@ def check_quantisation(config: ModelConfig, quantise: Quantisation, where: str =
     if quantise.dense is not None and "dense" not in there:
         raise EngineError(f"{where}dense has no effect: no layer is dense and there is no shared expert; remove it")
     by_kernels = [kernels_attend(config, layer) for layer in range(config.n_layers)]
-    if quantise.attention_arithmetic == "bf16" and not any(by_kernels):
+    if quantise.rounds_attention and not any(by_kernels):
         told = "torch computes such attention, and would only imitate it; remove it"
         raise EngineError(f"{where}attention_arithmetic: {told}")
     if quantise.attention_arithmetic == "fp32" and config.attention.latent is not None:

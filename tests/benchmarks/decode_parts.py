@@ -23,7 +23,7 @@ from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from tests.benchmarks.engine_speed import folder_of, instructions_here, written
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
-from tests.benchmarks.race_forms import BF16_ATTENTION, FORMS, N_NEW
+from tests.benchmarks.race_forms import BF16_ATTENTION, FORMS, INT8_ATTENTION, N_NEW
 from tests.benchmarks.race_models import MODELS, random_request
 
 PAGE = "decode-parts"
@@ -86,7 +86,7 @@ and at 68 in bf16 by bf16."""
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", default=list(MODELS), help="; ".join(MODELS))
-    forms = [form for form in FORMS if form != BF16_ATTENTION]  # of prompts alone
+    forms = [form for form in FORMS if form not in (BF16_ATTENTION, INT8_ATTENTION)]  # of prompts alone
     parser.add_argument("--forms", nargs="+", choices=forms, default=forms, help="how weights are held")
     parser.add_argument("--turns", type=int, default=5)
     arguments = parser.parse_args()

@@ -15,7 +15,7 @@ import torch
 
 from tests.benchmarks.engine_speed import folder_of, instructions_here, ours, written
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
-from tests.benchmarks.race_forms import BF16_ATTENTION, BF16_FORM, FORMS, conditions
+from tests.benchmarks.race_forms import BF16_ATTENTION, BF16_FORM, FORMS, INT8_ATTENTION, conditions
 from tests.benchmarks.race_models import MODELS, add_models, attention_flop, prefill_flop
 from tests.benchmarks.timing import Turns
 
@@ -70,22 +70,22 @@ def remarks() -> str:
     return (
         f"The models and forms of [engine speed](engine-speed.md), {torch.get_num_threads()} threads, batch 1. "
         "Operations are those of the matrices and of causal attention, whose part grows with the prompt; attention is "
-        f"bf16 in the forms {BF16_FORM} and {BF16_ATTENTION}, and fp32 in others. A long prompt is to keep {SHARE} of "
-        f"the rate of {SHORT} tokens.\n\nFaster products do not bring int8 by int8 there while attention is fp32. If s "
-        "is attention's share "
+        f"bf16 in the forms {BF16_FORM} and {BF16_ATTENTION}; in {INT8_ATTENTION} queries and keys have 8 bits, and "
+        f"shares and values are bf16; in others it is fp32. A long prompt is to keep {SHARE} of the rate of {SHORT} "
+        "tokens.\n\nFaster products do not bring int8 by int8 there while attention is fp32. If s is attention's share "
         "of the operations, A its rate and P that of the products, a prompt runs at 1 / (s / A + (1 - s) / P). With "
         f"{longest} tokens s is as follows, and so is that rate in GFLOP/s on two cores of a Zen 5 with AVX-512, if "
         f"products ran at {INT8_PRODUCT}, the fastest large one known in int8, and attention at the {FP32_ATTENTION} "
         f"that it reaches or at {FP32_PRODUCT}, the fastest large fp32 product known (derived): {said}. [Why attention "
         "is not rounded](../decisions/0029-int8-arithmetic.md) where a plan asks for int8 and nothing more: "
-        '`quantise.attention_arithmetic = "bf16"` asks for it.'
+        '`quantise.attention_arithmetic = "bf16"` or `"int8"` asks for it.'
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_models(parser)
-    forms = ["f32", BF16_FORM, "int8 by int8", BF16_ATTENTION]
+    forms = ["f32", BF16_FORM, "int8 by int8", BF16_ATTENTION, INT8_ATTENTION]
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=forms)
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
     parser.add_argument("--turns", type=int, default=2)

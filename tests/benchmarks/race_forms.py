@@ -44,6 +44,7 @@ BF16 = Quantisation(experts="bf16", dense="bf16", attention="bf16", head="bf16",
 BY_INT8: dict[str, Arithmetic] = {"arithmetic": "int8"}
 BF16_FORM = "bf16 by bf16"
 BF16_ATTENTION = "int8 by int8 with bf16 attention"
+INT8_ATTENTION = "int8 by int8 with int8 attention"
 """Attention of prompts; a token is decoded as in "int8 by int8"."""
 
 FORMS = {
@@ -54,11 +55,12 @@ FORMS = {
     "int8": Form(torch.float32, 8, "q8_0", INT8),
     "int8 by int8": Form(torch.float32, 8, "q8_0", INT8.model_copy(update=BY_INT8)),
     BF16_ATTENTION: Form(torch.float32, 8, "q8_0", INT8.model_copy(update={**BY_INT8, "attention_arithmetic": "bf16"})),
+    INT8_ATTENTION: Form(torch.float32, 8, "q8_0", INT8.model_copy(update={**BY_INT8, "attention_arithmetic": "int8"})),
     "int4": Form(torch.float32, 4.5, "q4_0", INT4),
     "int4 by int8": Form(torch.float32, 4.5, "q4_0", INT4.model_copy(update=BY_INT8)),
 }
 """Forms of one peer stand next to each other: they race together."""
-MULTIPLY_BF16 = (BF16_FORM, BF16_ATTENTION)
+MULTIPLY_BF16 = (BF16_FORM, BF16_ATTENTION, INT8_ATTENTION)
 """What only processors that multiply two bf16 take part with."""
 
 
