@@ -239,28 +239,27 @@ inline void exp_below_one(F (&x)[N]) {
   for (int i = 0; i < N; i++) x[i] = p[i] * (F)(((W)shifted[i] + 127) << 23);  // k is what the low bits of shifted hold
 }
 
-// The same to 2^-18, in two thirds of the steps, for what is rounded to 8 bits then: 2^k times the polynomial of this degree
-// whose largest relative error is least.
-template <int N, class F>
-inline void roughly_exp_below_one(F (&x)[N]) {
-  typedef decltype(x[0] < x[0]) W;
-  constexpr float kLog2E = 1.44269504f, kWhole = 12582912.0f;  // 1.5 * 2^23: rounds to whole numbers
-  F shifted[N], p[N];
-#pragma GCC unroll 4
-  for (int i = 0; i < N; i++) x[i] = x[i] < -87.0f ? F{} - 87.0f : x[i];
+#if defined(JOULEBENCH_AVX512)
+// The same to 2^-18, in half of the steps, for what is rounded to 8 bits then: 2^k times the polynomial of this degree whose
+// largest relative error over 0 .. 1 is least.
+template <int N>
+inline void roughly_exp_below_one(fN (&x)[N]) {
+  constexpr int kBelow = 1;  // the whole number below, and none of the digits behind it
+  fN rest[N], p[N];
 #pragma GCC unroll 4
   for (int i = 0; i < N; i++) {
-    shifted[i] = x[i] * kLog2E + kWhole;
-    x[i] = x[i] * kLog2E - (shifted[i] - kWhole);
-    p[i] = F{} + 9.5701e-3f;
+    x[i] *= 1.44269504f;
+    rest[i] = (fN)_mm512_maskz_reduce_ps(kAll, (__m512)x[i], kBelow);
+    p[i] = fN{} + 1.353416778e-2f;
   }
 #pragma GCC unroll 4
-  for (float c : {5.591786e-2f, 2.4024745e-1f, 6.9312181e-1f, 9.9999926e-1f})
+  for (float c : {5.201146007e-2f, 2.414427549e-1f, 6.930038333e-1f, 1.000002623f})
 #pragma GCC unroll 4
-    for (int i = 0; i < N; i++) p[i] = p[i] * x[i] + c;
+    for (int i = 0; i < N; i++) p[i] = p[i] * rest[i] + c;
 #pragma GCC unroll 4
-  for (int i = 0; i < N; i++) x[i] = (F)((W)p[i] + ((W)shifted[i] << 23));
+  for (int i = 0; i < N; i++) x[i] = (fN)_mm512_maskz_scalef_ps(kAll, (__m512)p[i], (__m512)x[i]);
 }
+#endif
 
 template <class F>
 inline F exp_below_one(F x) {

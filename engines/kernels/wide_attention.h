@@ -70,6 +70,7 @@ class FloatBlock {
     for (int i = 0; i < N; i++) store(panel + (s + i) * kPanel, shares[i]);
   }
   void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
+    std::memset(score, 0, n_keys * kPanel * sizeof(float));
     multiply_rows<false>(n_keys, keys_ + begin * dim_, dim_, queries, dim_, score);
   }
   void mix(int64_t begin, int64_t n_keys, const float* shares, float* mixed) const {
@@ -143,6 +144,7 @@ class PairBlock : public PairValues {
 
   static void ready_queries(int64_t dim, float* queries) { pair_panel(dim, kPanel, queries); }
   void score(int64_t begin, int64_t n_keys, const float* queries, float* score) const {
+    std::memset(score, 0, n_keys * kPanel * sizeof(float));
     multiply_rows<false>(n_keys, keys_ + begin * stride_, stride_, queries, dim_ / 2, score);
   }
 
@@ -274,7 +276,6 @@ struct Queries {
     const int64_t unseen = std::max<int64_t>(0, a.first_seen(position) - first) / Block::kAligned * Block::kAligned;
     const int64_t begin = first + unseen, n_keys = std::min(first + n_block, position + n) - begin;
     if (n_keys <= 0) return;
-    std::memset(score, 0, n_keys * kPanel * sizeof(float));
     block.score(unseen, n_keys, packed, score);
     // Only the first and the last blocks hold keys that some of the queries do not see.
     if (begin + n_keys > position + 1 || (a.window && begin < a.first_seen(position + n - 1))) {

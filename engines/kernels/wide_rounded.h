@@ -236,7 +236,8 @@ __attribute__((noinline)) void multiply_words(const uint8_t* weights, const floa
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) {
       float* to = tile + (r * V + v) * kEach;
-      store(to, load<F>(to) + (scales_blocks ? sums[r][v] : sums[r][v] * scales[r * kScaleStride]));
+      if constexpr (Kind == Weights::kKeys) store(to, sums[r][v]);
+      else store(to, load<F>(to) + (scales_blocks ? sums[r][v] : sums[r][v] * scales[r * kScaleStride]));
     }
 }
 
