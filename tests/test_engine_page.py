@@ -14,6 +14,7 @@ from tests.benchmarks.speed_summary import aims_met, beside_a_library, own_reads
 
 ROOT = Path(__file__).parents[1]
 AVX512, HELD, AVX2 = "AVX-512 (Zen 5)", "AVX2 held (Zen 5)", "AVX2 (Zen 3)"
+ZEN_4 = "AVX-512 (Zen 4)"
 ARITHMETIC = {
     "fp32": ("f32", "bf16", "f16", "int8", "int4"),
     "bf16": ("bf16 by bf16",),
@@ -107,7 +108,7 @@ def test_decoding_by_an_even_memory_is_that_of_the_rows_whose_memory_read_so() -
     for names in BY_BITS:
         rows = [
             (row, rate)
-            for row in forms(names, "prompt 512", "AVX-512 (Zen 4)", metric="decode", peer="streaming read")
+            for row in forms(names, "prompt 512", ZEN_4, metric="decode", peer="streaming read")
             if (rate := float(re.findall(r"([\d.]+) GB/s", row.note or "")[0])) < 40
         ]
         told.append(ratios([row for row, _ in rows], 2))
@@ -150,7 +151,7 @@ def test_large_products_and_their_shares_are_those_of_the_race(arithmetic: str, 
 
 
 @pytest.mark.parametrize("form", ["f32", "f16", "int8 by int8", "int4 by int8"])
-@pytest.mark.parametrize("place", ["AVX-512 (Zen 5)", "AVX-512 (Zen 4)", "AVX2 (Zen 3)"])
+@pytest.mark.parametrize("place", ["AVX-512 (Zen 5)", ZEN_4, "AVX2 (Zen 3)"])
 def test_batches_are_the_lowest_of_the_models_that_were_measured(form: str, place: str) -> None:
     lowest = [
         min(row.ratio or 0 for row in chosen("decode-batches", f"decode, {n} sequences", "llama.cpp", form, place))
@@ -160,7 +161,7 @@ def test_batches_are_the_lowest_of_the_models_that_were_measured(form: str, plac
     assert f"| {form} ({where}) | {lowest[0]:.2f} | {lowest[1]:.2f} |" in words_of("docs/engine.md")
 
 
-@pytest.mark.parametrize("where", ["AVX-512 (Zen 4)", "AVX2 held (Zen 4)", "AVX2 (Zen 3)"])
+@pytest.mark.parametrize("where", [ZEN_4, "AVX2 held (Zen 4)", "AVX2 (Zen 3)"])
 def test_prompts_beside_those_with_a_librarys_products_are_those_of_their_parts(where: str) -> None:
     table = beside_a_library(read_json("prefill-parts"), where)
     assert table.count("\n") >= 4
@@ -217,7 +218,7 @@ def dense_behind(processor: str) -> str:
     "says",
     [
         lambda: f"whole prompts of one thread would reach {reachable()} ([",
-        lambda: "Of all its rows it reached {}, {} and {}.".format(*decode_shares("AVX-512 (Zen 4)")),
+        lambda: "Of all its rows it reached {}, {} and {}.".format(*decode_shares(ZEN_4)),
         reaching_all,
         lambda: f"decodes there at {dense_behind('Zen 5')} of that limit (f32, bf16, int8) on the Zen 5",
         lambda: f"On the Zen 4 it decodes at {dense_behind('Zen 4')} of the limit.",
@@ -254,11 +255,12 @@ def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
         for form in ("f32", "bf16 by bf16")
     ]
     assert f"16384 tokens keep {long[0]} of the rate of 1024 in f32, {long[1]} in bf16 by bf16" in text
-    with_bf16, without = (
-        ratios(chosen("long-prompts", "prefill", "1024", form, "prompt 16384", "AVX-512 (Zen 4)"), 2)
-        for form in ("int8 by int8 with bf16 attention", "int8 by int8")
+    with_int8, with_bf16, without = (
+        ratios(chosen("long-prompts", "prefill", "1024", f"int8 by int8{attention}", "prompt 16384", ZEN_4), 2)
+        for attention in (" with int8 attention", " with bf16 attention", "")
     )
-    assert f"int8 by int8 keeps {with_bf16} on a Zen 4, and without it {without} there" in text
+    told = f'keeps {with_int8} on a Zen 4, with `"bf16"` {with_bf16}, and without either {without}'
+    assert f'`quantise.attention_arithmetic = "int8"` int8 by int8 {told}' in text
     (experts,), (dense,) = (
         chosen("long-prompts", "prefill", "1024", form, "prompt 16384", AVX2) for form in ("int8 by int8", "f32")
     )
@@ -269,20 +271,20 @@ def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
 
 def test_the_page_quotes_what_a_cache_in_16_bits_gives() -> None:
     text = words_of("docs/engine.md")
-    zen_4, zen_3 = "AVX-512 (Zen 4)", AVX2
+    zen_3 = AVX2
     forms_of = ("f32", "f16", "int8 by int8")
     older, newer = (
         [ratios(chosen("kept-cache", "decode", "cache in fp32", form, place), 2) for form in forms_of]
-        for place in (zen_4, zen_3)
+        for place in (ZEN_4, zen_3)
     )
     assert (
         f"it decodes {older[0]} times as fast so in f32 (two of the three models), {older[1]} in f16 and {older[2]} in"
         f" int8 by int8; on the Zen 3 {newer[0]}, {newer[1]} and {newer[2]}." in text
     )
-    assert len(chosen("kept-cache", "decode", "cache in fp32", "f32", zen_4)) == 2
-    beside_llama = [ratios(chosen("kept-cache", "decode", "llama.cpp", place), 1) for place in (zen_4, zen_3)]
+    assert len(chosen("kept-cache", "decode", "cache in fp32", "f32", ZEN_4)) == 2
+    beside_llama = [ratios(chosen("kept-cache", "decode", "llama.cpp", place), 1) for place in (ZEN_4, zen_3)]
     assert f"That is {beside_llama[0]} and {beside_llama[1]} times llama.cpp's rate there." in text
-    rows = [chosen("kept-cache", "decode", "streaming read", place) for place in (zen_4, zen_3)]
+    rows = [chosen("kept-cache", "decode", "streaming read", place) for place in (ZEN_4, zen_3)]
     met = [sum(row.ours >= (row.target or 0) > 0 for row in of) for of in rows]
     assert list(map(len, rows)) == [9, 9]
     assert f"{met[0]} of 9 rows of the Zen 4 and {met[1]} of 9 of the Zen 3 reach their aim behind 4096 tokens" in text
@@ -317,7 +319,7 @@ def test_the_page_quotes_loading_of_both_widths() -> None:
     )
 
 
-@pytest.mark.parametrize("place", ["AVX-512 (Zen 5)", "AVX-512 (Zen 4)", "AVX2 (Zen 3)"])
+@pytest.mark.parametrize("place", ["AVX-512 (Zen 5)", ZEN_4, "AVX2 (Zen 3)"])
 def test_the_page_quotes_items_a_second_beside_lm_eval(place: str) -> None:
     told = []
     for name in ("HellaSwag", "RULER", "BoolQ"):
