@@ -86,11 +86,13 @@ def _grouped(models_by_form: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def lowest_of_models(found: Sequence[Measurement], n_prompt: int, *peers: Peer) -> str:
-    """Forms, and for each processor the lowest ratio of the models that were taken there. peers: as in `ratios`."""
+    """Forms that were taken anywhere, and for each processor the lowest ratio of the models that were taken there.
+    peers: as in `ratios`."""
     lines = _header("weights", *processors(found))
     for form in FORMS:
-        cells = [_pair(*lowest(found, where, form, n_prompt, *peers)) for where in processors(found)]
-        lines.append(_row(form, *cells))
+        pairs = [lowest(found, where, form, n_prompt, *peers) for where in processors(found)]
+        if any(ratio is not None for pair in pairs for ratio in pair):
+            lines.append(_row(form, *(_pair(*pair) for pair in pairs)))
     return "\n".join(lines)
 
 
