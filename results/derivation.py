@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from results.charge import BatteryCharge
 from results.cpu_time import with_cpu_joules
 from results.energy import MeterEnergy, energy_between
 from results.idle import idle_baseline
@@ -24,11 +25,11 @@ from results.intervals import Interval, joined, outside
 from results.peak_power import p90_power
 from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
 from results.slow_gauges import SlowGauge, slow_gauge
-from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 
 ARITHMETIC: Final = (
-    "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "in_step", "intervals", "jumps",
-    "liveness", "living", "peak_power", "regular", "renewal", "rest", "slow_gauges", "spikes", "time_means",
+    "charge", "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "in_step", "intervals",
+    "jumps", "liveness", "living", "peak_power", "regular", "renewal", "rest", "slow_gauges", "spikes", "time_means",
     "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
@@ -75,6 +76,11 @@ def energies_of(
             baselines.append(idle)
         whole = MeterEnergy(own, meter)
         by_phase = [whole.between(intervals[phase], phase, idle, [m[phase] for m in moved]) for phase in PHASES]
+        charge = BatteryCharge(own, traces.get(raw_part(WINDOW), ()), meter)
+        by_phase = [
+            r if r.energy_j is None else r.model_copy(update={"charge_uah": charge.over_uah(intervals[r.phase])})
+            for r in by_phase
+        ]
         p90_w, why_none = p90_power(own, window, meter)
         p90 = {"p90_power_w": p90_w, "p90_power_reason": why_none}
         readings += [r.model_copy(update=p90) if r.phase == "all" else r for r in by_phase]

@@ -75,6 +75,8 @@ ENERGY_METRICS: tuple[tuple[str, str], ...] = (
     ("power_p90", "W"),
     ("energy_uncertainty", "%"),
 )
+CHARGE_METRIC = ("charge_per_token", "uAh/token")
+"""Beside the energy of a battery gauge whose voltage was kept; others have no such rows."""
 LOAD_METRICS: tuple[tuple[str, Phase | None, str], ...] = (
     ("queueing", None, "s"),
     ("ttft_from_arrival", "prefill", "s"),
@@ -276,6 +278,9 @@ def _of_reading(reading: EnergyReading, trial: Trial) -> Iterator[Observation]:
     for (metric, unit), (value, reason) in zip(ENERGY_METRICS, values, strict=True):
         shown_unit = RELATIVE_UNITS.get(unit, unit) if relative else unit
         yield Observation(metric, phase, shown_unit, method, value, reason if value is None else None, meter)
+    if reading.charge_uah is not None:
+        metric, unit = CHARGE_METRIC
+        yield Observation(metric, phase, unit, method, _over(reading.charge_uah, n_tokens), no_tokens, meter)
 
 
 def _no_p90(phase: Phase) -> str:

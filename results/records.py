@@ -291,6 +291,8 @@ class EnergyReading(Record):
     """One standard uncertainty."""
     relative_gain_error: float | None = None
     """The part of the uncertainty that all windows of the meter share, over the amount. None where it is not known."""
+    charge_uah: float | None = None
+    """That a battery gave, where its gauge's voltage was kept. Its relative uncertainty is that of the joules."""
     p90_power_w: float | None = None
     """Of the whole window and the meter's total: power stays below it 90 % of the time."""
     p90_power_reason: str | None = None

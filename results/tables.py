@@ -41,6 +41,7 @@ from results.cells import (
     workload_name,
 )
 from results.metrics import (
+    CHARGE_METRIC,
     ENERGY_METRICS,
     LATENCY_METRICS,
     LOAD_METRICS,
@@ -114,13 +115,14 @@ def latency_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def energy_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["metric"].isin({metric for metric, _ in ENERGY_METRICS})].reset_index(drop=True)
+    own = {metric for metric, _ in (*ENERGY_METRICS, CHARGE_METRIC)}
+    return frame[frame["metric"].isin(own)].reset_index(drop=True)
 
 
 def accuracy_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of a tidy frame that are no latency, energy, technique or size: the tasks name their own metrics."""
     own = {m for m, _, _ in (*LATENCY_METRICS, *LOAD_METRICS, *ACHIEVED_METRICS)}
-    own |= {m for m, _ in (*ENERGY_METRICS, *TECHNIQUE_METRICS, *SIZE_METRICS)}
+    own |= {m for m, _ in (*ENERGY_METRICS, CHARGE_METRIC, *TECHNIQUE_METRICS, *SIZE_METRICS)}
     return frame[~frame["metric"].isin(own)].reset_index(drop=True)
 
 

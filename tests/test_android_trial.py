@@ -92,6 +92,7 @@ def test_a_trial_on_a_phone_has_its_joules_and_keeps_them_in_its_traces(arm: Pre
     assert whole.energy_j is not None
     assert whole.energy_j == pytest.approx(POWER_W * whole.duration_s, rel=0.01)
     assert whole.method == "battery gauge"
+    assert whole.charge_uah == pytest.approx(POWER_W / 4.0 * whole.duration_s / 3.6e-3, rel=0.01)
     # The same power idle and busy: nothing is left above it.
     assert whole.net_energy_j == pytest.approx(0.0, abs=0.02 * whole.energy_j)
     # Prefills of 0.5 s and decodes of 0.25 and 0.5 s are less than ten updates of 100 ms.
@@ -120,6 +121,7 @@ def test_joules_follow_again_from_the_stored_raw_readings_without_the_phone(arm:
     assert calibrate(current, voltage) == Calibration(-1, 1e-6, 1e-6)
     channel = Channel("battery", "held", relative_accuracy=RELATIVE_ACCURACY)
     again = {part: [power_of(own, calibrate(current, voltage), channel)] for part, own in raw.items()}
+    again |= {raw_part(part): list(own) for part, own in raw.items()}
     readings, baselines = energies_of(trial.completions, again, window)
     assert tuple(readings) == trial.energy
     assert tuple(baselines) == trial.idle

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from devices.android.calibration import Calibration
-from devices.android.raw_gauge import METER, METHOD, VOLTAGE, power_of
+from devices.android.raw_gauge import METER, METHOD, power_of
 from devices.base import Channel
+from results.charge import VOLTAGE
 from results.energy import energy_between
 from results.records import EnergyReading
 

@@ -12,7 +12,7 @@ from results.achieved import ACHIEVED_METRICS
 from results.asked_tables import asked_rows
 from results.endurance import round_rows, step_rows
 from results.export import TRACES, WHAT, export
-from results.metrics import ENERGY_METRICS, LATENCY_METRICS, LOAD_METRICS
+from results.metrics import CHARGE_METRIC, ENERGY_METRICS, LATENCY_METRICS, LOAD_METRICS
 from results.report.csv import frames_of_run
 from results.run_frames import RunFrames
 from results.trial_tables import placement_rows
@@ -38,7 +38,9 @@ def columns_by_table() -> dict[str, list[str]]:
 
 
 COLUMNS = columns_by_table()
-METRICS = {metric for metric, *_ in (*LATENCY_METRICS, *LOAD_METRICS, *ACHIEVED_METRICS, *ENERGY_METRICS)}
+METRICS = {
+    metric for metric, *_ in (*LATENCY_METRICS, *LOAD_METRICS, *ACHIEVED_METRICS, *ENERGY_METRICS, CHARGE_METRIC)
+}
 
 
 def named_for(table: str) -> set[str]:

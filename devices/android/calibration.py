@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from devices.base import DeviceError
 from devices.gauges import MAX_POWER_W, MIN_POWER_W
+from results.charge import volt_per_unit
 from results.units import format_share
 
 Array = NDArray[np.float64]
@@ -25,9 +26,6 @@ AMBIGUOUS_W = 12.0
 MIN_SAMPLES = 10
 SAME_SIGN = 0.9
 """The share of samples that must agree."""
-_VOLT_UNITS = (1e-6, 1e-3, 1.0)
-MIN_VOLTAGE_V, MAX_VOLTAGE_V = 2.5, 20.0
-"""One cell nearly empty, to four in series."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def calibrate(current: Array, voltage: Array) -> Calibration:
 
 def volt_per_unit_of(median: float) -> float:
     """By what a battery may show. Raises `DeviceError` where that is no voltage of one."""
-    for volt_per_unit in _VOLT_UNITS:
-        if MIN_VOLTAGE_V <= median * volt_per_unit <= MAX_VOLTAGE_V:
-            return volt_per_unit
-    raise DeviceError(f"a voltage of {median:g} is no battery's in uV, mV or V")
+    unit = volt_per_unit(median)
+    if unit is None:
+        raise DeviceError(f"a voltage of {median:g} is no battery's in uV, mV or V")
+    return unit

@@ -31,6 +31,7 @@ from devices.gauges import (
     smallest_step,
     stuck_stretches_s,
 )
+from results.charge import C_PER_UAH, VOLTAGE
 from results.records import Method, PowerTrace
 
 Array = NDArray[np.float64]
@@ -38,8 +39,6 @@ GaugeKind = Literal["current", "charge"]
 
 METER = "battery"
 METHOD: Method = "battery gauge"
-VOLTAGE = "battery voltage"
-C_PER_UAH = 3.6e-3
 MAH_OVER_UAH = 1e3
 LEAST_CHANGES = 3
 """Of the counter, from which its power is known."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from devices.android.shell import SERIAL_PROPERTY, Phone, split_grep
 from devices.android.topology import CAP_FILES, ONLINE, frequency_caps, parse_core_list
+from results.charge import C_PER_UAH
 
 CHARGING, DISCHARGING, NOT_CHARGING, FULL = 2, 3, 4, 5
 STATUS_WORDS = {CHARGING: "charging", DISCHARGING: "discharging", NOT_CHARGING: "not charging", FULL: "full"}
@@ -138,7 +139,7 @@ def parse_battery(text: str) -> BatteryState | None:
         temperature_c=None if tenths_c is None else tenths_c / 10,
         voltage_v=None if millivolt is None else millivolt / 1e3,
         # Phones without a counter say 0 or the lowest integer.
-        charge_counter_c=microampere_hours * 3.6e-3 if microampere_hours and microampere_hours > 0 else None,
+        charge_counter_c=microampere_hours * C_PER_UAH if microampere_hours and microampere_hours > 0 else None,
     )
 
 

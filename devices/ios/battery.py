@@ -30,6 +30,7 @@ from devices.ios.phone import Phone
 from devices.ios.state import told_state
 from devices.meters.polled import PolledMeter
 from devices.sampler import find_gaps
+from results.charge import VOLTAGE
 from results.environments import Conditions
 from results.records import Method, PowerTrace
 
@@ -51,7 +52,7 @@ one sigma."""
 
 RAW = {
     "battery current": "A into the battery: negative while it discharges",
-    "battery voltage": "V",
+    VOLTAGE: "V",
     "battery renewed": "s of the phone's clock when the gauge renewed its values",
 }
 """Kept beside the watts, with their units: a register's sign was decided when they were read."""
