@@ -88,21 +88,21 @@ class Counting:
         self._heat.count()
 
     def _tally(self, steps: Sequence[StepPlans]) -> None:
-        plain = []
+        of_one_token = []
         for step in steps:
-            whole = step.plain
+            whole = step.of_one_token
             if whole is not None:
-                plain.append((step, whole))
+                of_one_token.append((step, whole))
                 continue
             if step.is_fused:
                 step.tell(self._heat.hold)
             self.again(step)
-        if plain and plain[0][1].sparse_layers:
-            self._count_alike(plain)
+        if of_one_token and of_one_token[0][1].sparse_layers:
+            self._count_alike(of_one_token)
 
     def _count_alike(self, steps: Sequence[tuple[StepPlans, WholeStep]]) -> None:
         """Of one technique. Of those whose plans of a layer count alike the first is made, and the last if there are
-        more; both are compared with what ran, and must count alike. In the others each expert was called once too."""
+        more; both are compared with what ran, and must count alike. The others were called by the same layout."""
         first, whole = steps[0]
         ids_NLK = torch.stack([one.ids_LK for _, one in steps])
         for row, layer in enumerate(whole.sparse_layers):

@@ -149,10 +149,11 @@ def plans_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @needs_compiler
+@pytest.mark.parametrize("name", ["dropless", "blockwise"])
 def test_of_alike_plans_of_a_request_the_first_and_the_last_of_a_layer_are_made(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    engine, made = engine_of(checkpoint), Counter[int]()
+    engine, made = engine_of(checkpoint, name), Counter[int]()
 
     def counted(seen: LayerInput, plan: DispatchPlan) -> DispatchPlan:
         made[seen.layer] += 1

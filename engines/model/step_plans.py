@@ -93,10 +93,11 @@ class StepPlans(Sequence[DispatchPlan | None]):
         return any(isinstance(computed, DispatchPlan) for computed in self.computed)
 
     @property
-    def plain(self) -> WholeStep | None:
-        """Of one token, each of whose experts was called once and where it lay; None of every other step."""
+    def of_one_token(self) -> WholeStep | None:
+        """Of one token, all of whose experts were called as they were said to be, where they lay and with nothing
+        guessed; None of every other step."""
         whole = self.computed
-        return whole if isinstance(whole, WholeStep) and whole.is_plain and self._shown is None else None
+        return whole if isinstance(whole, WholeStep) and whole.is_as_said and self._shown is None else None
 
     def tell(self, listener: Callable[[int, Routing], None]) -> None:
         """What each sparse layer's router chose."""
@@ -189,9 +190,9 @@ class WholeStep(Sequence[Computed | None]):
         """Layers, all of them unless the step was broken off."""
 
     @property
-    def is_plain(self) -> bool:
+    def is_as_said(self) -> bool:
         is_one = self._n_tokens == 1 and not self.by_plan and self.n_done == len(self._said.layouts)
-        return is_one and self._said.table.is_plain and self._said.guesses is None
+        return is_one and self._said.guesses is None
 
     @property
     def sparse_layers(self) -> list[int]:
@@ -199,7 +200,7 @@ class WholeStep(Sequence[Computed | None]):
 
     @property
     def ids_LK(self) -> Tensor:
-        """What the routers of a plain step chose."""
+        """What the routers of one token chose."""
         return self._room.ids_LK
 
     def __len__(self) -> int:

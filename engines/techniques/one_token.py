@@ -106,8 +106,14 @@ class ChosenAlone:
         return Computed(calls, torch.from_numpy(token_R), torch.from_numpy(weight_R))
 
     def alike(self, ids_NK: Integers, held_E: Booleans | None, any_order: bool) -> Integers | None:
-        """Which of its experts, as they stand, lie there."""
-        return _held(ids_NK, held_E, self.is_sorted) if self.is_plain else None
+        """How many rows each of its calls has, and which of its experts, as they stand, lie there."""
+        if self._rows is not None:
+            return None
+        held_NX = _held(ids_NK, held_E, self.is_sorted)
+        if self._rows_E is None:
+            return held_NX
+        told_NX: Integers = np.concatenate([self._rows_E[np.sort(ids_NK, axis=1)], held_NX], axis=1)
+        return told_NX
 
 
 class InGroups:
