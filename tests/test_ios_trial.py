@@ -85,6 +85,7 @@ def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: PreparedC
     battery, gauge = whole["battery"], whole["energy gauge"]
     assert battery.energy_j == pytest.approx(2.0 * battery.duration_s, rel=0.01)
     assert (battery.method, battery.gauge_units) == ("battery gauge", None)
+    assert battery.charge_uah is not None
     # The same power idle and busy: nothing is left above it.
     assert battery.net_energy_j == pytest.approx(0.0, abs=0.02 * 2.0 * battery.duration_s)
     assert gauge.gauge_units == pytest.approx(75.0 * gauge.duration_s, rel=0.05)
@@ -100,6 +101,7 @@ def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: PreparedC
     channel = Channel("battery", "held", relative_accuracy=battery_module.RELATIVE_ACCURACY)
     parts = (IDLE_BEFORE, WINDOW, IDLE_AFTER)
     battery_again = {part: [battery_module.power_of(traces[raw_part(part)], channel)] for part in parts}
+    battery_again |= {raw_part(part): list(traces[raw_part(part)]) for part in parts}
     readings, [baseline] = energies_of(trial.completions, battery_again, window)
     assert list(readings) == [e for e in trial.energy if e.meter == "battery"]
     assert baseline in trial.idle
