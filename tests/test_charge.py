@@ -22,7 +22,7 @@ from results.trace_files import WINDOW, raw_part
 from tests.fakes.waveforms import trace
 from tests.run_builders import cell, completion, run, trial
 
-AT_S = np.arange(0.0, 20.0, 0.05)
+AT_S = np.arange(0.0, 20.0, 0.05, dtype=np.float64)
 WATTS = 3.0
 WINDOW_S = (2.0, 18.0)
 GAUGE = trace(
