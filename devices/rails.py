@@ -167,9 +167,10 @@ def _acpi_power(folder: Path, name: str) -> list[Rail]:
 
 
 def _stated_error(accuracy: str | None) -> float | None:
-    """Of an accuracy such as `98.0%`."""
-    found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)%", accuracy or "")
-    percent = float(found[1]) if found else 0.0
+    """Of an accuracy such as `98.0%`. Linux's driver prints thousandths behind the point, without zeros before them:
+    98.050 % as `98.50%`."""
+    found = re.fullmatch(r"([0-9]{1,3})(?:\.([0-9]{1,3}))?%?", accuracy or "")
+    percent = int(found[1]) + int(found[2] or 0) / 1000 if found else 0.0
     return (100.0 - percent) / 100.0 if LEAST_ACCURACY_PERCENT <= percent < 100.0 else None
 
 

@@ -46,12 +46,13 @@ class ExpertMemory:
 
     def counted(self, context: BuildContext, weights: ModelWeights) -> BuildContext:
         """The context, with what a technique that copies nothing here takes for the memory of a GPU, and for the bytes
-        of an expert: narrow ones would be copied as they are held, others as files hold them, two bytes a weight."""
+        of an expert: narrow ones would be copied as they are held, others as files hold them, two bytes a weight; those
+        of a model that is priced are its own."""
         if context.sizes is None:
             return context
         n_slots = None if self.n_bytes is None else self.n_bytes // context.sizes.expert_bytes
         n_bytes = None
-        if self.form not in PLAIN_DTYPES:
+        if self.form not in PLAIN_DTYPES and context.priced_sizes is None:
             n_bytes = next(layer.n_bytes_per_expert for layer in expert_layers(weights) if layer is not None)
         return replace(context, expert_slots=n_slots, counted_expert_bytes=n_bytes)
 

@@ -152,8 +152,12 @@ def _memories_apart(technique: Composed, sheet: Sheet) -> str | None:
 
 def prices_as_held(device: DeviceSpec) -> bool:
     """Whether a device prices the weights of a model that runs as wide as the engine holds them: where its sheet was
-    fitted here with weights of some form. On others they count two bytes a value, as in the sources of sheets."""
-    return isinstance(device, ModelledSpec) and sheet_of(device).fitted_weights in FORMS
+    fitted here with weights of some form. On others they count two bytes a value, as in the sources of sheets; so they
+    do where a GPU was fitted too, which held two bytes whatever the form was."""
+    if not isinstance(device, ModelledSpec):
+        return False
+    sheet = sheet_of(device)
+    return sheet.fitted_weights in FORMS and "gpu" not in sheet.fit_misses
 
 
 def sheet_of(device: DeviceSpec) -> Sheet:

@@ -102,7 +102,7 @@ def crowded_words(whose: str, n_threads: int) -> str | None:
     if n_threads <= n_cores:
         return None
     return (
-        f"{whose}: {n_threads} threads on {n_cores} core{'s' * (n_cores != 1)} wait for each other; its times are not"
+        f"{whose}: {n_threads} threads on {n_cores} core{'s' * (n_cores != 1)} wait for each other; times are not"
         " those of a machine with enough cores"
     )
 

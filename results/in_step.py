@@ -82,10 +82,16 @@ def _renewals(trace: PowerTrace) -> tuple[Array, Array]:
     misses = trace.update_period_s > (trace.averaged_s or 0.0)  # a mean over each update has seen all of it
     if not is_gauge or not misses or len(trace.times_s) < 2:
         return np.array([]), np.array([])
+    is_new = renewed(trace)
+    return trace.times_s[is_new], trace.values[is_new]
+
+
+def renewed(trace: PowerTrace) -> NDArray[np.bool_]:
+    """Which readings are of a new value: a gauge that is read more often than it renews shows one again."""
     is_new = np.ones(len(trace.times_s), dtype=np.bool_)
     if trace.kind == "power":
         is_new[1:] = np.diff(trace.values) != 0
-    return trace.times_s[is_new], trace.values[is_new]
+    return is_new
 
 
 def _places(at_s: Array, starts_s: Array) -> tuple[Array, NDArray[np.bool_]]:

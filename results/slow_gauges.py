@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from results.in_step import renewed
 from results.intervals import Interval
 from results.records import PowerTrace
 
@@ -74,16 +75,18 @@ def slow_gauge(trace: PowerTrace, phases: Sequence[Sequence[Interval]]) -> SlowG
     played trace, which knows nothing of them, of means of a time that is told."""
     is_gauge = trace.kind in ("held", "power") and trace.method not in ("modelled", "replayed")
     is_told = trace.averaged_s is not None or trace.update_period_s <= 0
-    too_few = len(trace.times_s) < FEWEST_READINGS or sum(map(len, phases)) < FEWEST_INTERVALS
+    is_new = renewed(trace)
+    too_few = np.count_nonzero(is_new) < FEWEST_READINGS or sum(map(len, phases)) < FEWEST_INTERVALS
     if not is_gauge or is_told or too_few or not np.isfinite(trace.values).all():
         return None
     update_s = max(trace.update_period_s, trace.sample_interval_s)
-    renewed_s = trace.times_s - min(trace.update_period_s, trace.sample_interval_s or trace.update_period_s) / 2
+    values = trace.values[is_new]
+    renewed_s = trace.times_s[is_new] - min(trace.update_period_s, trace.sample_interval_s or trace.update_period_s) / 2
     curves = [_phase(own) for own in phases]
-    at_once, _ = min((_fitted(renewed_s, trace.values, curves, s) for s in (0.0, update_s)), key=lambda fit: fit[0])
-    fits = [(*_fitted(renewed_s, trace.values, curves, k * update_s), k * update_s) for k in MULTIPLES]
+    at_once, _ = min((_fitted(renewed_s, values, curves, s) for s in (0.0, update_s)), key=lambda fit: fit[0])
+    fits = [(*_fitted(renewed_s, values, curves, k * update_s), k * update_s) for k in MULTIPLES]
     squares, watts, follows_s = min(fits, key=lambda fit: fit[0])
-    may_be_left = min(CLEARER * at_once, (1 - EXPLAINED) * float(np.var(trace.values)) * len(trace.values))
+    may_be_left = min(CLEARER * at_once, (1 - EXPLAINED) * float(np.var(values)) * len(values))
     return SlowGauge(trace, follows_s, curves, watts) if squares < may_be_left else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -28,6 +29,7 @@ ARITHMETICS: list[tuple[Form, Arithmetic, AttentionArithmetic]] = [
 ]
 """Of matrices: form and arithmetic; and of attention."""
 SCALE = 0.25
+ROOT = Path(__file__).parents[1]
 by_arithmetic = pytest.mark.parametrize(
     "held",
     [pytest.param(held, marks=needs_bf16) if held[2] != "fp32" or "bf16" in held else held for held in ARITHMETICS],
@@ -178,6 +180,11 @@ def test_attention_in_int8_rounds_queries_and_keys_to_bytes_and_values_and_share
     assert ((found - exact).abs() <= 2**-8 * bound + 1e-5).all()
     assert relative_error(found, exact.double()) < 3e-3
     assert relative_error(unrounded, exact.double()) > 3e-3
+
+
+def test_rows_of_keys_have_room_for_the_widest_head() -> None:
+    header = (ROOT / "engines/kernels/wide_rounded.h").read_text(encoding="utf-8")
+    assert f"constexpr int64_t kKeyColumns = {tables.MAX_HEAD_DIM};" in header
 
 
 @needs_compiler

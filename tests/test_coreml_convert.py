@@ -216,7 +216,7 @@ def test_a_manifest_that_is_damaged_is_told_with_what_helps(tmp_path: Path) -> N
     done = convert(tmp_path)
     assert done.code == 2
     assert "Invalid JSON" in done.problems[-1]
-    assert done.problems[-1].endswith("convert into another folder")
+    assert done.problems[-1].endswith("convert into another folder with `joulebench coreml convert`")
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_child_that_another_thread_waits_for_while_we_look_is_ours(monkeypatch
 
 def test_what_a_process_takes_with_it_makes_others_no_busier_than_all_were() -> None:
     """Its parent ends and does not wait for it: whoever adopts it has its CPU time, and ours falls."""
-    burn = [sys.executable, "-c", BURN + "time.sleep(60)"]
+    burn = [sys.executable, "-c", BURN.replace("0.3", "1.0") + "time.sleep(60)"]
     start = f"import subprocess\nprint(subprocess.Popen({burn}, stdout=subprocess.DEVNULL).pid, flush=True)\ninput()"
     parent = subprocess.Popen(
         [sys.executable, "-c", start],
@@ -169,14 +169,14 @@ def test_what_a_process_takes_with_it_makes_others_no_busier_than_all_were() -> 
     assert parent.stdout is not None
     orphan = psutil.Process(int(parent.stdout.readline()))
     try:
-        assert eventually(lambda: orphan.cpu_times().user + orphan.cpu_times().system >= 0.25)
+        assert eventually(lambda: orphan.cpu_times().user + orphan.cpu_times().system >= 0.9)
         before = host_cpu_seconds(CPUS)
         parent.communicate("go on\n", timeout=30)
         time.sleep(0.1)  # several ticks
         after = host_cpu_seconds(CPUS)
     finally:
         orphan.kill()
-    assert after.ours_s < before.ours_s - 0.2
+    assert after.ours_s < before.ours_s - 0.4
     share = foreign_share(before, after)
     assert share is not None
     assert share <= (after.busy_s - before.busy_s) / (after.available_s - before.available_s)

@@ -16,6 +16,8 @@ from devices.models.sheet import Sheet, SheetError, load_sheet, sheet_path
 from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import NAMED_SHAPES
+from harness.combinations import prices_as_held
+from harness.device_specs import ModelledSpec
 from harness.matrix import CellPlan
 from harness.plan import PlanError, load_plan, read_draft
 from harness.preflight import preflight
@@ -81,6 +83,15 @@ def test_a_plan_warns_of_other_weights_than_a_sheet_was_fitted_with(tmp_path: Pa
             one.removesuffix(".toml") for one in refused
         ]
         assert all(f"experts of {bits}" in one for one in told)
+
+
+def test_weights_on_a_sheet_with_a_fitted_gpu_count_two_bytes(tmp_path: Path) -> None:
+    """It computed in bf16, whatever form the fit was asked for."""
+    misses = "[fit_misses.{}.decode]\nrequests = 9\nmedian = 0.02\np90 = 0.1\n[units.cpu]"
+    for unit in ("cpu", "gpu"):
+        path = own_sheet(tmp_path / f"{unit}.toml", ('description = "', 'fitted_weights = "fp32"\ndescription = "'))
+        path.write_text(path.read_text().replace("[units.cpu]", misses.format(unit), 1))
+        assert prices_as_held(ModelledSpec(sheet=str(path))) == (unit == "cpu")
 
 
 HIDDEN, WIDTH, ATTENTION_ROWS, N_LAYERS, TOP_K, N_WORDS = 192, 128, 4 * 64 + 2 * 2 * 64, 4, 2, 2048

@@ -138,7 +138,17 @@ def test_input_of_a_server_contains_its_gpu(sysfs: Sysfs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "within"), [("98.0%", 0.02), ("97.500%", 0.025), ("100.0%", 0.05), ("0.0%", 0.05), (None, 0.05)]
+    ("accuracy", "within"),
+    [
+        ("98.0%", 0.02),
+        ("97.500%", 0.025),
+        ("98.50%", 0.0195),
+        ("98%", 0.02),
+        ("98", 0.02),
+        ("100.0%", 0.05),
+        ("0.0%", 0.05),
+        (None, 0.05),
+    ],
 )
 def test_a_servers_input_errs_by_what_its_firmware_states(sysfs: Sysfs, accuracy: str | None, within: float) -> None:
     """Uniform within that, as one sigma; 5 % where it states none, or what no sensor can have."""
@@ -158,7 +168,7 @@ def test_a_server_that_shows_means_of_a_second_is_right_within_its_uncertainty(s
         return round(1e6 * (flowed_j(at_s) - flowed_j(at_s - 1.0)))
 
     files = {"name": "power_meter", "power1_average": shown_uw, "power1_average_interval": 1000}
-    sysfs.add("hwmon2", files | {"power1_accuracy": "99.5%"})
+    sysfs.add("hwmon2", files | {"power1_accuracy": "99.500%"})
     # Readings begin with the 1st second: the load is there from the 2nd of them to the 14th.
     reading = total(read_on_grid(hwmon(sysfs), sysfs, 0.02, 17.0), 2.0, 14.0)
     assert reading.energy_j is not None

@@ -90,6 +90,24 @@ def test_a_gauge_that_follows_at_once_is_as_certain_as_before(mean_s: float, pre
         assert slow_gauge(read, [spans["prefill"], spans["decode"]]) is None, seed
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("update_s", [0.1, 0.25])
+def test_means_of_one_update_that_are_read_again_and_again_follow_at_once(update_s: float, noise: float) -> None:
+    """A polled sensor shows each value until the next one: 50 ms between readings."""
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        done = requests_of(draw, 3.2, 5.5)
+        load = load_of(done)
+        at_s = np.arange(95.0 + draw.uniform(0, update_s), done[-1].end_s + 3.0, update_s)
+        watts = np.diff([load.since_start_j(at_s - update_s), load.since_start_j(at_s)], axis=0)[0] / update_s
+        watts *= 1 + draw.normal(0, noise, len(at_s))
+        polled_s = np.arange(at_s[0] + 0.01, at_s[-1], 0.05)
+        shown_w = np.round(watts, 6)[np.searchsorted(at_s, polled_s) - 1]
+        read = trace("power", polled_s, shown_w, 0.05, update_period_s=update_s, meter="rails")
+        spans = phase_intervals(done, (100.0, done[-1].end_s))
+        assert slow_gauge(read, [spans["prefill"], spans["decode"]]) is None, seed
+
+
 def test_what_is_played_or_tells_its_means_says_nothing_of_how_slowly_it_follows() -> None:
     draw = np.random.default_rng(1)
     done = requests_of(draw, 3.2, 5.5)

@@ -203,7 +203,7 @@ def test_a_machine_without_a_battery_is_not_disturbed_within_its_windows(power_s
 def test_time_asleep_is_the_distance_of_two_clocks() -> None:
     before, after = host_conditions(1.0), host_conditions(2.0)
     assert before.suspended_s is not None
-    assert after.suspended_s == pytest.approx(before.suspended_s, abs=0.01)
+    assert after.suspended_s == pytest.approx(before.suspended_s, abs=0.1)
 
 
 def test_a_mac_that_slept_in_a_window_marks_it(monkeypatch: pytest.MonkeyPatch) -> None:

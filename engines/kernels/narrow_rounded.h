@@ -17,7 +17,6 @@
 
 constexpr int64_t kOfInt8 = 4 * kLanes, kOfInt4 = 8 * kLanes;
 
-
 // In fp32 arithmetic an input that meets nibbles has three digits where bytes are multiplied: 24 bits, as a float has, with
 // one exponent for 32 columns. Such sums are exact until they are scaled, and take less time than making nibbles floats.
 constexpr int kDigits = 3;
