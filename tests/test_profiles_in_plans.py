@@ -31,8 +31,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def profile(tmp_path: Path) -> str:
-    write_profile(skewed(), tmp_path / "profile")
-    return str(tmp_path / "profile")
+    write_profile(skewed(), tmp_path / "p")
+    return str(tmp_path / "p")
 
 
 def test_an_arm_with_a_profile_of_the_same_prompts_does_what_it_does_without(tmp_path: Path) -> None:
