@@ -128,8 +128,13 @@ def _refuse_break(path: Path, samples: Sequence[PowerSample]) -> None:
         if before.ended_at_s is None or sample.ended_at_s is None:
             continue
         break_s = sample.ended_at_s - before.ended_at_s - sample.duration_s
-        if abs(break_s) > LONGEST_BREAK_S:
+        if break_s > LONGEST_BREAK_S:
             raise MeterUnavailableError(
                 f"replay: {path}: by their dates {break_s:.0f} s lie between samples {number - 1} and {number}, and"
                 " nothing says what flowed then (did the Mac sleep, or are these two logs?); play one part"
+            )
+        if break_s < -LONGEST_BREAK_S:
+            raise MeterUnavailableError(
+                f"replay: {path}: by their dates sample {number} began {-break_s:.0f} s before sample {number - 1} had"
+                " ended (was the clock set back, or are these two logs?); play one part"
             )
