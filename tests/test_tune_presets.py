@@ -294,9 +294,9 @@ def test_what_plans_refuse_is_not_offered_to_them(tmp_path: Path) -> None:
         pages[profile.check] = page[page.index("What to write in a plan") : page.index("Beside the arm as planned")]
     assert taken_words(holds) == 'a plan takes it by engine = "tuned:x"'
     assert 'engine = "tuned:x"' in pages[holds.check]
-    assert taken_words(lost).startswith("no plan takes x, for its check does not hold; ")
+    assert taken_words(lost).startswith('no plan takes the profile "x", for its check does not hold; ')
     assert "tuned:x" not in pages[lost.check] + taken_words(lost)
-    assert "Nothing: no plan takes x" in pages[lost.check]
+    assert 'Nothing: no plan takes the profile "x"' in pages[lost.check]
 
 
 def test_nothing_that_follows_from_replayed_joules_is_certain(tmp_path: Path) -> None:

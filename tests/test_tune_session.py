@@ -385,7 +385,7 @@ def test_a_session_whose_choice_does_not_hold_ends_with_6_and_is_found_by_its_fo
                 refuted.add_trial(like.model_copy(update={**own, "energy": energy}), {})
     found = joulebench("tune", "--out", "mine", *SMALL, "--resume")
     assert found.code == 6, found.stderr
-    assert "error: no plan takes here, for its check does not hold" in found.stderr
+    assert 'error: no plan takes the profile "here", for its check does not hold' in found.stderr
     assert read_profile(Path("mine/tuned.json")) == read_profile(tmp_path / "state" / "tuned" / "here.json")
     # A kept name goes before a folder of the same name.
     assert find_profile("mine")[1] == Path("mine/tuned.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -232,6 +233,6 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
 def taken_words(profile: TunedProfile) -> str:
     """How a plan takes what was chosen, or why none does."""
     if is_refuted(profile):
-        again = f"`joulebench tune --check {profile.name}` measures it again"
-        return f"no plan takes {profile.name}, for its check does not hold; {again}"
+        again = f"`joulebench tune --check {shlex.quote(profile.name)}` measures it again"
+        return f'no plan takes the profile "{profile.name}", for its check does not hold; {again}'
     return f'a plan takes it by engine = "tuned:{profile.name}"'
