@@ -15,6 +15,8 @@ from itertools import pairwise
 
 from devices.base import Device, DeviceError, Meter, SeesState, WatchesState
 from results.cells import CLOCK_LIMITS_CHANGED, THROTTLED
+from results.clock_limits import limits_changed
+from results.core_lists import core_words, parse_cores
 from results.environments import Conditions
 
 SUSPENDED_S = 0.1
@@ -23,7 +25,6 @@ LEVEL_FALL_PERCENT_PER_S = 5 / 60
 """More than a battery gives: a phone at 25 W takes 3 % of 15 Wh in a minute."""
 LEVEL_STEP_PERCENT = 2.0
 """Levels are told in whole per cent; two steps may come at once."""
-_CLOCK_LIMITS = ("frequency_caps", "cpu_policy", "gpu_limits")
 JOIN_S = 1.0
 """How long the end of a window waits for a reading of the state that is under way."""
 
@@ -90,6 +91,7 @@ def _watched_part(state: Conditions) -> tuple[object, ...]:
         state.throttled,
         state.thermal_status,
         state.frequency_caps,
+        state.cores_online,
         state.screen_on,
         state.screen_brightness,
         state.airplane_mode,
@@ -126,12 +128,19 @@ def state_marks(seen: Sequence[Conditions], reads_battery: bool) -> tuple[str, .
         marks.append("screen changed")
     if len({c.airplane_mode for c in seen} - {None}) > 1:
         marks.append("radio changed")
-    if any(len({getattr(c, name) for c in seen} - {None}) > 1 for name in _CLOCK_LIMITS):
+    if limits_changed(seen):
         # Idle power and load are of two machines then, and so are times.
         marks.append(CLOCK_LIMITS_CHANGED)
     if reads_battery and "charging" not in marks:
         marks += _level_marks(seen)
     return tuple(marks)
+
+
+def switched_cores(seen: Sequence[Conditions]) -> tuple[str, ...]:
+    """Of a phone some of whose cores were off line at times. No mark: some switch cores off while they have no work."""
+    online = [parse_cores(c.cores_online) for c in seen if c.cores_online is not None]
+    at_times = frozenset[int]().union(*online) - frozenset.intersection(*online) if online else ()
+    return (f"cores {core_words(at_times)} were off line at times, in the window or idle",) if at_times else ()
 
 
 def _level_marks(seen: Sequence[Conditions]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from devices.base import Clock, Device, DeviceError, Meter
 from devices.cpu_cycles import CpuCycles
 from devices.cpu_seconds import counted_as_ours
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
-from devices.state_watch import changes, watched
+from devices.state_watch import changes, switched_cores, watched
 from engines.base import (
     AsksServer,
     Engine,
@@ -231,6 +231,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *lost,
             *((BUSY_IDLE,) if was_busy or is_busy else ()),
             *_others_on_gpus(arm.engine, conditions),
+            *switched_cores(conditions),
             *not_compared(arm.device.meters),
             *arm.gate.faults,
             *arm.gate.notes,

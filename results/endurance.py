@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from results.cells import STOPPED, data_sources, mark_words, trials_of
+from results.clock_limits import limit_words
 from results.history.changes import find_levels
 from results.metrics import energy_observations, latency_observations
 from results.records import Cell, Phase
@@ -50,6 +51,7 @@ class Round(NamedTuple):
     temperature_c: float | None
     battery_percent: float | None
     throttled: bool | None
+    clock_limits: str | None
 
     @property
     def middle_s(self) -> float:
@@ -173,6 +175,7 @@ def _round(trial: Trial, begun_s: float) -> Round:
         state.temperature_c if state else None,
         state.battery_percent if state else None,
         any(throttled) if throttled else None,
+        limit_words(state) if state else None,
     )
 
 
@@ -276,7 +279,8 @@ def _relative_half(level: Level) -> float | None:
 _IDENTITY = ("run_id", "cell", "device", "engine", "technique", "model", "workload", "series")
 _ROUND_COLUMNS = (
     *_IDENTITY, "round", "repeat", "from_s", "to_s", "time_method", "decode_token_per_s", "prefill_token_per_s",
-    "power_w", "power_method", "power_reason", "temperature_c", "battery_percent", "throttled", "left_out", "ended_by",
+    "power_w", "power_method", "power_reason", "temperature_c", "battery_percent", "throttled", "clock_limits",
+    "left_out", "ended_by",
 )  # fmt: skip
 _STEP_COLUMNS = (
     *_IDENTITY, "rounds", "duration_s", "ended_by", "phase", "step", "step_at_s", "step_low_s", "step_high_s",
@@ -306,13 +310,14 @@ def round_rows(run: RunData, found: Sequence[Series]) -> pd.DataFrame:
             "temperature_c": r.temperature_c,
             "battery_percent": r.battery_percent,
             "throttled": None if r.throttled is None else "yes" if r.throttled else "no",
+            "clock_limits": r.clock_limits,
             "left_out": mark_words(r.trial) if r.trial.marks else None,
             "ended_by": r.trial.endurance.ended_by if r.trial.endurance else None,
         }
         for one in found
         for number, r in enumerate(one.rounds, start=1)
     ]
-    text = ("power_reason", "throttled", "left_out", "ended_by")
+    text = ("power_reason", "throttled", "clock_limits", "left_out", "ended_by")
     numbers = ("from_s", "to_s", "decode_token_per_s", "prefill_token_per_s", "power_w", "temperature_c",
                "battery_percent")  # fmt: skip
     return frame_of(rows, _ROUND_COLUMNS, text, numbers, ("series", "round", "repeat"))

@@ -29,6 +29,8 @@ class Conditions(Record):
     """Android's: 0 none, 1 light, 2 moderate, 3 severe, 4 critical, 5 emergency, 6 shutdown."""
     frequency_caps: tuple[str, ...] | None = None
     """Limits in force below the highest clock of CPU cores, in words; empty: there are none."""
+    cores_online: str | None = None
+    """Of a phone, the cores that are not switched off: "0-3,6"."""
     cpu_policy: tuple[str, ...] | None = None
     """By what rules a host sets the clocks of its cores, in words: governor, limits, turbo."""
     gpu_limits: tuple[str, ...] | None = None

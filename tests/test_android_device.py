@@ -134,6 +134,7 @@ def test_conditions_say_what_draws_or_slows_beside_the_engine(fake: FakePhone, d
     for name, khz in (("cpuinfo_max_freq", 2_000_000), ("scaling_max_freq", 1_500_000)):
         fake.file(f"/sys/devices/system/cpu/cpu0/cpufreq/{name}", f"{khz}\n")
     shown = device.conditions()
+    assert shown.cores_online == "0-2"
     assert (shown.screen_brightness, shown.airplane_mode) == (60, False)
     # Core 0 of three, which are 2x Cortex-A520 and a Cortex-X4: without a policy the limit is its own.
     assert shown.frequency_caps is not None

@@ -20,13 +20,15 @@ from harness.plan import build_plan
 from harness.runner import Runner
 from harness.schema import EnduranceSpec, TrialProtocol
 from results.cells import STOPPED
-from results.endurance import NO_STEP, Series, changes_of, endurance_of, round_rows, step_rows
+from results.endurance import NO_STEP, Series, changes_of, endurance_of, round_rows, series_of, step_rows
 from results.environments import Conditions
 from results.records import Completion, Request
 from results.report.endurance_words import sentences_of
 from results.store import Store
+from results.trials import EnduranceRound
 from tests.fakes.machine import DECODE_W, PREFILL_S, PREFILL_W, TOKEN_S, FakeBench, FakeDevice, FakeEngine, FakeMachine
 from tests.plans import DROPLESS, FAST, TIERS, problems, raw_plan
+from tests.run_builders import cell, run, trial
 from tests.test_runner import Heard
 
 ROUND_S = 2 * PREFILL_S + 6 * TOKEN_S
@@ -133,6 +135,44 @@ def test_the_step_is_found_where_the_device_holds_back(tmp_path: Path) -> None:
     assert "decode falls from 8.00 to 4.80 token/s (-40.0 %)" in words[1]
     assert "the level that it sustains" in words[1]
     assert words[1].endswith("; 15.7 to 12.2 W counter"), "watts say how they came to be"
+
+
+LIMITED = {"frequency_caps": ("cpu 4 limited to 1500 of 2800 MHz",)}
+FREE = {"frequency_caps": ()}
+SAVING, FAST_RULE = {"cpu_policy": ("governor powersave",)}, {"cpu_policy": ("governor performance", "turbo on")}
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ([FREE, FREE, {}, FREE], []),
+        ([FREE, FREE, LIMITED, LIMITED], ["at 1.00 min: from no limit to cpu 4 limited to 1500 of 2800 MHz"]),
+        ([FREE, LIMITED, FREE, FREE], [" 2 times, first at 0.500 min: from no limit to cpu 4 limited to 1500"]),
+        ([SAVING, FAST_RULE, {}, FAST_RULE], ["at 0.500 min: from governor powersave to governor performance; turbo"]),
+        # Between two rounds, with a state between that does not tell it.
+        (
+            [SAVING, {}, FAST_RULE, FAST_RULE],
+            ["at 1.00 min: from governor powersave to governor performance; turbo on"],
+        ),
+        ([{}, {}, {}, {}], []),
+    ],
+)
+def test_other_limits_of_clocks_are_told_of_a_host_as_of_a_phone(states: list[dict[str, Any]], told: list[str]) -> None:
+    """Two rounds of a minute, each with a state at its begin and one half a minute later."""
+    seen = [Conditions(at_s=100 + 30.0 * i, **state) for i, state in enumerate(states)]
+    rounds = [
+        trial(repeat=i, conditions=(seen[2 * i], seen[2 * i + 1]), window_start_s=100 + 60.0 * i,
+              window_end_s=160 + 60.0 * i, endurance=EnduranceRound(series=0, ended_by="time" if i else None))
+        for i in range(2)
+    ]  # fmt: skip
+    series = series_of(cell(), 0, rounds)
+    assert series is not None
+    words = [line for line in sentences_of(series) if line.startswith("clock limits changed")]
+    assert len(words) == len(told)
+    assert [part for part, line in zip(told, words, strict=True) if part not in line] == [], words
+    one = run([cell()], rounds)
+    [last] = round_rows(one, [series]).tail(1).to_dict("records")
+    assert last["clock_limits"] == ("; ".join(*states[3].values()) or "no limit" if states[3] else None)
 
 
 @pytest.mark.parametrize(

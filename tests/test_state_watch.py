@@ -12,7 +12,7 @@ from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.conditions import host_conditions
 from devices.host import Host
-from devices.state_watch import changes, state_marks, watched
+from devices.state_watch import changes, state_marks, switched_cores, watched
 from harness.recording import record
 from harness.schema import TrialProtocol
 from harness.session import run_trial
@@ -21,6 +21,9 @@ from tests.eventually import eventually
 from tests.fakes.machine import FakeBench, FakeDevice, FakeMachine, FakeMeter
 
 BARE = TrialProtocol(warmup=0, repeats=1, idle_s=0)
+
+
+CAPPED = ("cpu 0-3 limited to 1500 of 2000 MHz",)
 
 
 def states(name: str, *values: object) -> list[Conditions]:
@@ -43,8 +46,9 @@ def states(name: str, *values: object) -> list[Conditions]:
         ("screen_on", (True, False, True), True, ("screen changed",)),
         ("screen_brightness", (10, 10, 200), True, ("screen changed",)),
         ("airplane_mode", (True, True, False), True, ("radio changed",)),
-        ("frequency_caps", (("cpu 0 limited",), None, ("cpu 0 limited",)), True, ()),
-        ("frequency_caps", ((), ("cpu 0 limited",), ()), True, ("clock limits changed",)),
+        ("frequency_caps", (CAPPED, None, CAPPED), True, ()),
+        ("frequency_caps", ((), CAPPED, ()), True, ("clock limits changed",)),
+        ("cores_online", ("0-3", "0-1", None), True, ()),
         ("cpu_policy", (("governor powersave",), None, ("governor powersave",)), False, ()),
         ("cpu_policy", (("governor powersave",), None, ("governor performance",)), False, ("clock limits changed",)),
         ("gpu_limits", (("gpu0: 300 W",), None, ("gpu0: 300 W",)), False, ()),
@@ -62,6 +66,21 @@ def test_a_change_of_state_marks_a_window(
     name: str, values: tuple[object, ...], reads_battery: bool, marks: tuple[str, ...]
 ) -> None:
     assert state_marks(states(name, *values), reads_battery) == marks
+
+
+def test_a_core_that_goes_off_line_is_told_and_is_no_other_limit() -> None:
+    """Of four cores that are limited alike two go off line, then all four: of what has no clock no limit is known."""
+    caps = (CAPPED, ("cpu 0-1 limited to 1500 of 2000 MHz",), ())
+    seen = [
+        Conditions(at_s=10.0 * i, frequency_caps=own, cores_online=online)
+        for i, (own, online) in enumerate(zip(caps, ("0-7", "0-1,4-7", "4-7"), strict=True))
+    ]
+    assert state_marks(seen, reads_battery=True) == ()
+    assert switched_cores(seen) == ("cores 0-3 were off line at times, in the window or idle",)
+    assert switched_cores(seen[:1]) == switched_cores(states("cores_online", None, None)) == ()
+    assert changes([*seen, seen[2]]) == (*seen, seen[2]), "the trial keeps which were on line"
+    lower = Conditions(at_s=30.0, frequency_caps=("cpu 0 limited to 900 of 2000 MHz",), cores_online="0,4-7")
+    assert state_marks([*seen, lower], reads_battery=True) == ("clock limits changed",)
 
 
 def test_only_changes_are_kept_between_the_first_state_and_the_last() -> None:

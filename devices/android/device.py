@@ -29,6 +29,7 @@ from devices.cpu_cycles import CpuCycles
 from devices.device_lock import DeviceLock
 from devices.gated_phone import GatedPhone, unit_of
 from devices.gates import CountdownListener, Gates
+from results.core_lists import core_words
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
 
@@ -169,6 +170,7 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
             throttled=None if state.thermal_status is None else state.thermal_status > 0,
             thermal_status=state.thermal_status,
             frequency_caps=state.frequency_caps,
+            cores_online=core_words(state.online) or None,
             screen_on=state.screen_on,
             screen_brightness=state.brightness,
             airplane_mode=state.airplane_mode,

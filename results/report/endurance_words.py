@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from results.cells import shared_cpu
+from results.clock_limits import changes_of_limits, limit_words
 from results.endurance import BROKEN_OFF, Level, Series, Step
 from results.units import format_interval, format_number, format_share
 
@@ -26,6 +27,7 @@ def sentences_of(series: Series) -> Iterator[str]:
         yield from _neighbours(series, number - 1)
     if not series.steps and series.level is not None:
         yield f"{series.why_no_step}: {series.phase} {level_words(series.level)} token/s over all rounds"
+    yield from _limits(series)
     if series.ended_by is None:
         yield "its rounds are kept, and joined to none after them: the device cooled meanwhile"
 
@@ -45,6 +47,17 @@ def _step_words(step: Step, phase: str, is_last: bool) -> str:
         f"at {at} {phase} {verb} from {level_words(step.before)} to {level_words(step.after)} token/s"
         f" ({change}){kept}{watts}"
     )
+
+
+def _limits(series: Series) -> Iterator[str]:
+    """The first change of the clocks' limits in a series, or between two of its rounds, and how many there were."""
+    begun_s = series.rounds[0].trial.window_start_s or 0.0
+    found = list(changes_of_limits([state for r in series.rounds for state in r.trial.conditions]))
+    if found:
+        before, after = found[0]
+        times = "" if len(found) == 1 else f" {len(found)} times, first"
+        minutes = format_number(max(0.0, after.at_s - begun_s) / 60)
+        yield f"clock limits changed{times} at {minutes} min: from {limit_words(before)} to {limit_words(after)}"
 
 
 def _neighbours(series: Series, number: int) -> Iterator[str]:

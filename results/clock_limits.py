@@ -1,0 +1,56 @@
+"""The limits that something sets to the clocks of a device, and whether they changed between its states.
+
+A core that is off line shows no limit, and that is no other limit: cores are compared where they were on line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from results.core_lists import parse_cores
+from results.environments import Conditions
+
+WHOLE = ("cpu_policy", "gpu_limits")
+"""What is told of a device as one. `frequency_caps` are told of cores."""
+_TOLD = ("frequency_caps", "cores_online", *WHOLE)
+NO_LIMIT = "no limit"
+_CAP = re.compile(r"cpu (\d[\d,-]*) (.+)")
+
+
+def limits_changed(seen: Sequence[Conditions]) -> bool:
+    """What is not told is no change."""
+    if any(len({getattr(state, name) for state in seen} - {None}) > 1 for name in WHOLE):
+        return True
+    told = [(state, _by_core(state)) for state in seen if state.frequency_caps is not None]
+    capped = {core for _, caps in told for core in caps}
+    found: defaultdict[int, set[str]] = defaultdict(set)
+    for state, caps in told:
+        online = capped if state.cores_online is None else capped & parse_cores(state.cores_online)
+        for core in online:
+            found[core].add(caps.get(core, NO_LIMIT))
+    return any(len(limits) > 1 for limits in found.values())
+
+
+def limit_words(state: Conditions) -> str | None:
+    """All limits in force; None where the device tells none of them."""
+    told = [limits for limits in (state.frequency_caps, state.cpu_policy, state.gpu_limits) if limits is not None]
+    return ("; ".join(words for limits in told for words in limits) or NO_LIMIT) if told else None
+
+
+def changes_of_limits(seen: Sequence[Conditions]) -> Iterator[tuple[Conditions, Conditions]]:
+    """(the state before, the state behind) of each change, in order of time."""
+    last: Conditions | None = None
+    for state in seen:
+        told = {name: getattr(state, name) for name in _TOLD if getattr(state, name) is not None}
+        now = state if last is None else last.model_copy(update=told | {"at_s": state.at_s})
+        if last is not None and limits_changed([last, now]):
+            yield last, now
+        last = now
+
+
+def _by_core(state: Conditions) -> dict[int, str]:
+    """ "cpu 4-7 limited to 1500 of 2800 MHz": of each of the four."""
+    matches = [match for words in state.frequency_caps or () if (match := _CAP.fullmatch(words))]
+    return {core: match[2] for match in matches for core in parse_cores(match[1])}
