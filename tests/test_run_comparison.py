@@ -13,7 +13,7 @@ import typer
 from scipy import stats
 
 from harness import compare_command
-from results.history.compared import Compared, of_pairs
+from results.history.compared import Compared, of_groups, of_pairs
 from results.history.comparison import CompareError, Comparison, Side
 from results.history.points import Figure
 from results.history.unlike import What, unlike_environments
@@ -31,7 +31,7 @@ NEWER = ENVIRONMENT.model_copy(update={"joulebench": "0.2.0"})
 
 
 def test_of_two_runs_size_interval_and_p_are_those_of_welchs_test(tmp_path: Path) -> None:
-    first, second = times(1.0, 0), times(1.03, 1, n=5)
+    first, second = times(1.0, 0), times(1.03, 1)
     one = row(between(written(tmp_path / "a", first), written(tmp_path / "b", second)))
     expected = stats.ttest_ind(np.log(second), np.log(first), equal_var=False)
     low, high = expected.confidence_interval(0.95)
@@ -39,6 +39,41 @@ def test_of_two_runs_size_interval_and_p_are_those_of_welchs_test(tmp_path: Path
     assert (one.low, one.high) == (pytest.approx(math.expm1(low)), pytest.approx(math.expm1(high)))
     assert one.verdict == "worse"
     assert one.longer == 1.0
+
+
+@pytest.mark.parametrize(("scatters", "welch"), [((0.01, 0.001), False), ((0.001, 0.01), True)])
+def test_of_unlike_numbers_of_trials_the_less_sure_test_counts(scatters: tuple[float, float], welch: bool) -> None:
+    """Thirty trials and three: where the three scatter less by chance, they are taken to scatter as all do."""
+    rng = np.random.default_rng(4)
+    first, second = rng.normal(0.0, scatters[0], 30), rng.normal(0.02, scatters[1], 3)
+    found = _of_two_runs(np.exp(first), np.exp(second))
+    expected = stats.ttest_ind(second, first, equal_var=not welch)
+    low, high = expected.confidence_interval(0.95)
+    assert found.test == ("Welch's t" if welch else "Student's t")
+    assert found.p == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == (pytest.approx(math.expm1(low)), pytest.approx(math.expm1(high)))
+
+
+def test_few_trials_that_met_no_slow_one_are_told_to_differ_no_more_often_than_is_said() -> None:
+    """One trial in ten takes half as long again, on both sides alike; by Welch's t 22 of 100 pairs differed."""
+    rng = np.random.default_rng(5)
+
+    def took_s(n: int) -> np.ndarray:
+        return rng.normal(1.0, 0.005, n) * np.where(rng.random(n) < 0.1, 1.5, 1.0)
+
+    found = [_of_two_runs(took_s(30), took_s(3)).p or 0.0 for _ in range(1000)]
+    assert np.mean(np.less(found, 0.05)) < 0.05
+
+
+def _of_two_runs(first: np.ndarray, second: np.ndarray) -> Compared:
+    sides = [
+        Figure(
+            metric="e2e", phase="all", unit="s", kind="time", better="lower", method="measured",
+            values=dict(enumerate(own.tolist())),
+        )
+        for own in (first, second)
+    ]  # fmt: skip
+    return of_groups(Compared("w", "d", "a", sides[0], sides[1], "not tested"), sides[1], 0.0)
 
 
 def test_means_that_say_the_other_direction_than_the_change_are_explained(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from results.statistics import CONFIDENCE, NORMAL_95
 
 RATE: Final = 1 - CONFIDENCE
 Verdict = Literal["worse", "better", "different", "not certain", "refused", "not tested"]
-WELCH, PAIRED = "Welch's t", "paired t by repeat"
+WELCH, STUDENT, PAIRED = "Welch's t", "Student's t", "paired t by repeat"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def of_pairs(row: Compared, logs: Sequence[float], meters: float | None) -> Comp
     degrees = len(logs) - 1
     # The correction of two pairs is 0, whatever they are.
     effect = None if scatter == 0 or degrees < 2 else found.mean / scatter * _hedges(degrees)
-    return _of_logs(replace(row, effect=effect), found.mean, scatter / math.sqrt(found.n), degrees, meters, PAIRED)
+    return _of_logs(replace(row, effect=effect), found.mean, scatter / math.sqrt(found.n), degrees, PAIRED, meters)
 
 
 def of_groups(row: Compared, other: Figure, meters: float | None) -> Compared:
@@ -83,11 +83,14 @@ def of_groups(row: Compared, other: Figure, meters: float | None) -> Compared:
     degrees = sum(parts) ** 2 / sum(part**2 / (k - 1) for part, k in zip(parts, n, strict=True))
     pooled = math.sqrt(sum(v * (k - 1) for v, k in zip(spread, n, strict=True)) / (sum(n) - 2))
     row = replace(row, effect=size / pooled * _hedges(sum(n) - 2))
-    return _of_logs(row, size, math.sqrt(sum(parts)), degrees, meters, WELCH)
+    tests = [(math.sqrt(sum(parts)), degrees, WELCH)]
+    if n[0] != n[1]:
+        tests.append((pooled * math.sqrt(sum(1 / k for k in n)), sum(n) - 2, STUDENT))
+    return _of_logs(row, size, *max(tests, key=lambda test: test[0] * _quantile(test[1])), meters=meters)
 
 
-def _of_logs(row: Compared, size: float, error: float, degrees: float, meters: float | None, test: str) -> Compared:
-    from scipy.special import stdtr, stdtrit
+def _of_logs(row: Compared, size: float, error: float, degrees: float, test: str, meters: float | None) -> Compared:
+    from scipy.special import stdtr
 
     if meters is None:
         return replace(row, reason="the meters state no uncertainty, and are not the same one")
@@ -96,7 +99,7 @@ def _of_logs(row: Compared, size: float, error: float, degrees: float, meters: f
         return replace(row, change=0.0, low=0.0, high=0.0, p=1.0, test=test)
     # Welch and Satterthwaite: what repeats do not narrow is known with no end of degrees.
     degrees = degrees * (both / error) ** 4 if error > 0 else math.inf
-    quantile = float(stdtrit(degrees, 0.5 + CONFIDENCE / 2)) if math.isfinite(degrees) else NORMAL_95
+    quantile = _quantile(degrees)
     p = 2 * float(stdtr(degrees, -abs(size) / both))
     return replace(
         row,
@@ -106,6 +109,12 @@ def _of_logs(row: Compared, size: float, error: float, degrees: float, meters: f
         p=p,
         test=test,
     )
+
+
+def _quantile(degrees: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2)) if math.isfinite(degrees) else NORMAL_95
 
 
 def with_difference(
