@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engines.errors import EngineError
+from engines.kernels import compile as compile_module
 from engines.kernels import tables
 from engines.kernels.compile import FLAGS_VARIABLE
 from engines.kernels.library import Loaded
@@ -158,14 +159,21 @@ def test_without_kernels_the_reason_is_why_there_are_none(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (None, "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks"),
+        (None, "the kernels were built without AVX-512 BF16 and VNNI, which this processor or its compiler lacks"),
         (
             "-march=native -O2",
-            "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks",
+            "the kernels were built without AVX-512 BF16 and VNNI, which this processor or its compiler lacks",
         ),
-        ("-march=x86-64-v3", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16"),
-        ("-march=native -mno-avx512bf16", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16"),
-        ("-O2", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16"),
+        ("-march=x86-64-v3", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16 and VNNI"),
+        (
+            "-march=native -mno-avx512bf16",
+            "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16 and VNNI",
+        ),
+        (
+            "-march=native -mno-avx512vnni",
+            "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16 and VNNI",
+        ),
+        ("-O2", "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 BF16 and VNNI"),
     ],
 )
 def test_kernels_without_bf16_blame_the_variable_only_where_it_holds_them(
@@ -178,6 +186,23 @@ def test_kernels_without_bf16_blame_the_variable_only_where_it_holds_them(
     if flags is not None:
         monkeypatch.setenv(FLAGS_VARIABLE, flags)
     assert tables.why_not_bf16.__wrapped__() == told
+
+
+@pytest.mark.parametrize(
+    ("has", "told"),
+    [
+        ("avx512f avx512_bf16 avx512_vnni", None),
+        ("avx512f avx512_bf16", "this processor lacks AVX-512 VNNI"),
+        ("avx512f avx512_vnni", "this processor lacks AVX-512 BF16"),
+        ("avx2 fma", "this processor lacks AVX-512 BF16"),
+    ],
+)
+def test_what_a_processor_lacks_to_multiply_bf16_is_named(
+    monkeypatch: pytest.MonkeyPatch, has: str, told: str | None
+) -> None:
+    """The kernels' own condition (bf16.h) asks for both."""
+    monkeypatch.setattr(compile_module, "_cpuinfo", lambda: [f"flags\t\t: {has}"])
+    assert compile_module.lacks_bf16() == told
 
 
 @needs_bf16

@@ -140,8 +140,8 @@ def why_not_bf16() -> str | None:
     if lacks or kernels.joulebench_multiplies_bf16():
         return lacks
     if [flag for flag in flags() if flag.startswith("-m")] == [NATIVE]:
-        return "the kernels were built without AVX-512 BF16, which this processor or its compiler lacks"
-    return f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16"
+        return "the kernels were built without AVX-512 BF16 and VNNI, which this processor or its compiler lacks"
+    return f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16 and VNNI"
 
 
 def reads(matrix: Matrix) -> bool:
