@@ -12,9 +12,12 @@ import os
 import resource
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -51,29 +54,81 @@ def host_cpu_seconds(cpus: Collection[int] | None = None, with_machine: bool = F
     )
 
 
+@dataclass(eq=False)
+class _Counted:
+    """A process that computes for us. is_own: we descend to it anyway. parent: which of the others started it."""
+
+    process: psutil.Process
+    is_own: bool
+    parent: _Counted | None
+    used_s: float = 0.0
+    waited_s: float = 0.0
+    """Of its children that it has waited for."""
+    lost_s: float = 0.0
+    """Of those of the others below it that have ended, and that nobody of them waited for: as they were last read."""
+    is_gone: bool = False
+
+    def read(self) -> None:
+        with suppress(psutil.AccessDenied):
+            try:
+                times = self.process.cpu_times()
+            except psutil.NoSuchProcess:
+                self.is_gone = True
+                return
+            self.used_s, self.waited_s = float(times.user + times.system), _children_s(times)
+
+    @property
+    def seconds(self) -> float:
+        return self.used_s + self.waited_s + self.lost_s
+
+
 class _Working:
-    """Processes that compute for us, each with the CPU time that was last read of it and whether we descend to it."""
+    """Processes that compute for us, each with the CPU time that was last read of it."""
 
     def __init__(self, process_ids: Collection[int] = ()) -> None:
+        self._lock = threading.Lock()
         own = {child.pid for child in psutil.Process().children(recursive=True)} if process_ids else set()
-        self._found: list[tuple[psutil.Process, bool]] = []
-        self._last_s: dict[int, float] = {}
+        found: dict[int, _Counted] = {}
+        parents: dict[int, int] = {}
         for pid in process_ids:
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                self._found.append((psutil.Process(pid), pid in own))
+                process = psutil.Process(pid)
+                found[pid], parents[pid] = _Counted(process, pid in own, None), process.ppid()
+        for pid, one in found.items():
+            one.parent = found.get(parents[pid])
+        self._found = sorted(found.values(), key=_n_above)
+        self._parents = [one for one in self._found if any(other.parent is one for other in self._found)]
 
     def seconds(self, descendants: bool) -> float:
         """Of all of them, or without those that we started."""
-        total_s = 0.0
-        for process, is_own in self._found:
-            if is_own and not descendants:
-                continue
-            # One that has ended used what it had used when it was last looked at, and a little more.
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                times = process.cpu_times()
-                self._last_s[process.pid] = float(times.user + times.system) + _children_s(process)
-            total_s += self._last_s.get(process.pid, 0.0)
-        return total_s
+        with self._lock:
+            self._look()
+            return sum(one.seconds for one in self._found if descendants or not one.is_own)
+
+    def _look(self) -> None:
+        """One that has ended used what it had used when it was last looked at, and a little more: it is told by whoever
+        waited for it, and counts no more by itself then."""
+        gone_before = [one for one in self._found if one.is_gone]
+        before_s = {one: one.waited_s for one in self._parents}
+        for _ in range(MOST_LOOKS):
+            for one in self._found:
+                one.read()
+            told_s = [one.waited_s for one in self._parents]
+            for one in self._parents:
+                one.read()
+            if told_s == [one.waited_s for one in self._parents]:
+                break
+        ended_s: defaultdict[_Counted, float] = defaultdict(float)
+        for one in reversed(self._found):
+            waited_s = one.waited_s - before_s.get(one, one.waited_s)
+            one.lost_s += max(0.0, ended_s[one] - waited_s)
+            if one.is_gone and one not in gone_before and one.parent is not None and one.parent not in gone_before:
+                ended_s[one.parent] += one.seconds
+                one.used_s = one.waited_s = one.lost_s = 0.0
+
+
+def _n_above(one: _Counted) -> int:
+    return 0 if one.parent is None else 1 + _n_above(one.parent)
 
 
 _working = _Working()
@@ -162,9 +217,8 @@ def _of_all_cpus() -> tuple[float, float]:
     return available_s - times.idle, available_s
 
 
-def _children_s(process: psutil.Process) -> float:
-    """CPU time of its children that have ended and were waited for."""
-    times = process.cpu_times()
+def _children_s(times: Any) -> float:
+    """Of a process' CPU times that of its children that have ended and were waited for."""
     return float(getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0))
 
 
@@ -198,7 +252,7 @@ def _tree_s(pid: int) -> float:
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError, ValueError):
         process = psutil.Process(pid)
         times = process.cpu_times()
-        total_s = float(times.user + times.system) + _children_s(process)
+        total_s = float(times.user + times.system) + _children_s(times)
         for listed in Path(f"/proc/{pid}/task").glob("*/children"):
             total_s += sum(_tree_s(int(child)) for child in listed.read_text().split())
     return total_s
@@ -211,5 +265,5 @@ def _running_children_s(process: psutil.Process) -> float:
         # One that ends just now is nobody's, until its parent has waited for it.
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             times = child.cpu_times()
-            total_s += float(times.user + times.system) + _children_s(child)
+            total_s += float(times.user + times.system) + _children_s(times)
     return total_s

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import psutil
 import pytest
 
 from devices import cpu_seconds
-from devices.cpu_seconds import host_cpu_seconds, parse_cpu_seconds, usable_cpus
+from devices.cpu_seconds import counted_as_ours, host_cpu_seconds, own_cpu_seconds, parse_cpu_seconds, usable_cpus
 from results.cpu_time import CpuSeconds, foreign_share
 from results.trial_tables import trials
 from tests.eventually import eventually
@@ -154,6 +156,54 @@ def test_a_child_that_another_thread_waits_for_while_we_look_is_ours(monkeypatch
 
     monkeypatch.setattr(cpu_seconds, "_running_children_s", waiting_first)
     assert host_cpu_seconds(CPUS).ours_s - before.ours_s >= 0.3
+
+
+class Server:
+    """Processes of a server, in place of psutil's: by id (parent, used, of children that it has waited for)."""
+
+    times: ClassVar[dict[int, tuple[int, float, float]]] = {}
+
+    def __init__(self, pid: int = 1) -> None:
+        self.pid = pid
+
+    def ppid(self) -> int:
+        return self.times[self.pid][0]
+
+    def children(self, recursive: bool) -> list[psutil.Process]:
+        return []
+
+    def cpu_times(self) -> SimpleNamespace:
+        if self.pid not in self.times:
+            raise psutil.NoSuchProcess(self.pid)
+        _, used_s, waited_s = self.times[self.pid]
+        return SimpleNamespace(user=used_s, system=0.0, children_user=waited_s, children_system=0.0)
+
+
+@pytest.mark.parametrize(
+    ("later", "all_s"),
+    [
+        # The worker of 20 s computes 1 s more, and its server waits for it: 5 + 21, and 3 of the worker's worker.
+        ({10: (1, 5.0, 24.0)}, 29.0),
+        # Nobody waits for it (the server ignores SIGCHLD): what was last read of both.
+        ({10: (1, 5.0, 0.0)}, 28.0),
+        # The worker's worker ends alone; its worker waits for it.
+        ({10: (1, 5.0, 0.0), 11: (10, 20.0, 3.5)}, 28.5),
+        # Its worker ends first, and init waits for it then.
+        ({10: (1, 5.0, 20.0), 12: (1, 4.0, 0.0)}, 29.0),
+        ({10: (1, 5.0, 20.0)}, 28.0),
+        ({}, 28.0),
+    ],
+)
+def test_a_worker_that_its_server_has_waited_for_counts_once(
+    monkeypatch: pytest.MonkeyPatch, later: dict[int, tuple[int, float, float]], all_s: float
+) -> None:
+    monkeypatch.setattr(psutil, "Process", Server)
+    monkeypatch.setattr(Server, "times", {10: (1, 5.0, 0.0), 11: (10, 20.0, 0.0), 12: (11, 3.0, 0.0)})
+    with counted_as_ours([12, 10, 11]):
+        before_s = own_cpu_seconds() - time.process_time()
+        Server.times = later
+        for _ in range(2):
+            assert own_cpu_seconds() - time.process_time() - before_s == pytest.approx(all_s - 28, abs=0.01)
 
 
 def test_what_a_process_takes_with_it_makes_others_no_busier_than_all_were() -> None:
