@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engines.model.checkpoints import BUNDLED_FOLDER
 from engines.model.model_config import parse_model_config
+from engines.model.tensor_files import write_tensors
 from engines.model.wanted_tensors import tensor_shapes
 
 NOTE = "random weights"
@@ -75,8 +76,6 @@ def made_config(sizes: MadeSizes, dtype: torch.dtype) -> dict[str, Any]:
 
 def write_made_model(folder: Path, sizes: MadeSizes, dtype: torch.dtype, seed: int = 0) -> Path:
     """Writes config, weights and the bundled tokenizer, and returns the folder. Raises `OSError`."""
-    from safetensors.torch import save_file
-
     raw = made_config(sizes, dtype)
     random = torch.Generator().manual_seed(seed)
     tensors = {
@@ -84,7 +83,8 @@ def write_made_model(folder: Path, sizes: MadeSizes, dtype: torch.dtype, seed: i
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "sizes": json.dumps(asdict(sizes))})
+    metadata = {"format": "pt", "sizes": json.dumps(asdict(sizes))}
+    write_tensors(folder / "model.safetensors", tensors, metadata)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED_FOLDER / "tiny-qwen3-moe" / name, folder / name)
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,7 +135,12 @@ def record(
 
     if path.suffix != ".parquet":
         fail(f"{path}: a recording is a Parquet file; end its name with .parquet", EXIT_BAD_PLAN)
-    if (problem := target_problem(path)) is not None:
+    try:
+        problem = target_problem(path)
+    except OSError as error:
+        code = EXIT_BAD_PLAN if error.errno == errno.ENAMETOOLONG else EXIT_NOT_WRITTEN
+        fail(f"{path}: cannot be written ({error.strerror}); name a file in another folder", code)
+    if problem is not None:
         fail(problem, EXIT_BAD_PLAN)
     if meter == "replay":
         fail("--meter replay: a recording is not recorded again; name a meter of this machine", EXIT_BAD_PLAN)

@@ -103,23 +103,20 @@ class Written(NamedTuple):
 
 
 def target_problem(path: Path) -> str | None:
-    """Why a recording cannot be written there, as far as that shows before hours are spent on it."""
+    """Why a recording has no place there, as far as that shows before hours are spent on it. Raises `OSError` where
+    nothing can be written."""
     picture = picture_of(path)
-    try:
-        if not path.parent.is_dir():
-            return f"{path}: no folder {path.parent}; make it first"
-        for own in (path, picture, temporary_of(path)):
-            if own.is_dir():
-                return f"{own} is a folder, and a file is written there; name another file"
-            with suppress(FileNotFoundError):
-                own.lstat()
-                if own in (path, picture):
-                    return f"{own}: exists already and is left as it is; name another file"
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except (OSError, ValueError) as error:
-        return f"{path}: nothing can be written there ({error}); name another file or folder"
-    return None
+    if not path.parent.is_dir():
+        return f"{path}: no folder {path.parent}; make it first"
+    for own in (path, picture, temporary_of(path)):
+        if own.is_dir():
+            return f"{own} is a folder, and a file is written there; name another file"
+        with suppress(FileNotFoundError):
+            own.lstat()
+            if own in (path, picture):
+                return f"{own}: exists already and is left as it is; name another file"
+    with tempfile.TemporaryFile(dir=path.parent):
+        return None
 
 
 def write_recording(recording: Recording, path: Path) -> Written:
@@ -130,7 +127,7 @@ def write_recording(recording: Recording, path: Path) -> Written:
             with library_errors(str(target), "pyarrow"):
                 _write_file(recording, target)
         except DeviceError as error:
-            troubles.append(f"{target} cannot be written ({error.__cause__})")
+            troubles.append(f"{target} cannot be written ({_why(error)})")
             continue
         if troubles:
             troubles.append(f"the recording is in {target}")
@@ -142,8 +139,13 @@ def write_recording(recording: Recording, path: Path) -> Written:
         with library_errors(str(picture), "vl-convert"):
             write_plot(recording.traces, recording.window, picture)
     except DeviceError as error:
-        return Written((target,), [*troubles, f"the picture {picture} cannot be written ({error.__cause__})"])
+        return Written((target,), [*troubles, f"the picture {picture} cannot be written ({_why(error)})"])
     return Written((target, picture), troubles)
+
+
+def _why(error: DeviceError) -> str:
+    cause = error.__cause__
+    return (isinstance(cause, OSError) and cause.strerror) or str(cause)
 
 
 def _write_file(recording: Recording, path: Path) -> None:

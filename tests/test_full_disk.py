@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from engines.model.tensor_files import write_tensors
 from results.report.files import write_new_text
 from tests.command import joulebench
 from tests.conftest import FinishedRun
@@ -98,3 +101,12 @@ def test_a_folder_that_takes_nothing_is_told_first(command: tuple[str, ...], tol
     assert told.code == 7
     assert len(lines := told.stderr.splitlines()) == 1, "a line of progress means that something was computed"
     assert lines[0].startswith(f"error: --out {told_of}: cannot be written (")
+
+
+def test_weights_without_room_are_an_error_of_the_disk(full_disk: Path) -> None:
+    """`model fit` told of a fault of its own, with exit code 1."""
+    path = full_disk / "model.safetensors"
+    with pytest.raises(OSError, match=FULL) as caught:
+        write_tensors(path, {"w": torch.zeros(1 << 14)}, {})
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    assert [p.name for p in full_disk.iterdir()] == ["filler"]

@@ -73,14 +73,21 @@ def test_an_earlier_recording_and_a_picture_are_left_as_they_are(tmp_path: Path,
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "hours")]
 
 
-@pytest.mark.parametrize("target", ["/proc/t.parquet", "t" * 300 + ".parquet"])
+@pytest.mark.parametrize(
+    ("target", "code", "why"),
+    [
+        ("/proc/t.parquet", 7, "No such file or directory"),
+        ("t" * 300 + ".parquet", 2, "File name too long"),
+    ],
+)
 def test_what_cannot_be_written_is_told_before_anything_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, code: int, why: str
 ) -> None:
+    """A folder that takes no file ended with 2, where docs/doctor.md says 7."""
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["record", target, "--meter", "modelled"])
-    assert done.exit_code == 2
-    assert "nothing can be written there" in done.stderr
+    assert done.exit_code == code
+    assert f"error: {target}: cannot be written ({why}); name a file in another folder" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,7 +14,10 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
+import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +55,19 @@ DTYPES = {
 }
 _MAPPED: WeakKeyDictionary[mmap.mmap, int] = WeakKeyDictionary()
 """Where each file that is mapped begins in memory."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A file that is there whole or not at all. Raises `OSError`, which safetensors itself does not."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except SafetensorError as error:
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise OSError(f"{path}: {error}") from error
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.model.tensor_files import write_tensors
+
 NAME = "tiny-qwen3-moe"
 VOCABULARY_SIZE = 2048
 END, USER, ASSISTANT, SYSTEM = SPECIAL_TOKENS = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
@@ -61,12 +63,10 @@ CONFIG: dict[str, Any] = {
 
 def write_model(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Weights in bf16 and the two configs, beside the tokenizer that `write_tokenizer` put there."""
-    from safetensors.torch import save_file
-
     _write_json(folder / "config.json", CONFIG)
     _write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": 0})
     narrow = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
-    save_file(narrow, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", narrow, {"format": "pt"})
 
 
 def write_tokenizer(folder: Path, lines: Iterable[str]) -> None:

@@ -28,6 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from engines.errors import EngineError
+from engines.model.tensor_files import write_tensors
 from results.records import Record
 
 logger = logging.getLogger(__name__)
@@ -216,15 +217,13 @@ def _checkpoint_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def _save_state(path: Path, model: Any, optimizer: torch.optim.Optimizer, recipe: Recipe, n_steps: int) -> None:
-    from safetensors.torch import save_file
-
     tensors = {f"weight/{name}": p.detach() for name, p in model.named_parameters()}
     for name, p in model.named_parameters():
         for key, value in optimizer.state.get(p, {}).items():
             tensors[f"{key}/{name}"] = value
     partial = path.with_suffix(".partial")
     metadata = {"steps": str(n_steps), "recipe": recipe.model_dump_json()}
-    save_file({name: t.contiguous() for name, t in tensors.items()}, partial, metadata=metadata)
+    write_tensors(partial, {name: t.contiguous() for name, t in tensors.items()}, metadata)
     os.replace(partial, path)
 
 

@@ -59,9 +59,9 @@ def page_name(source: Source) -> str:
 
 
 def write_pages(book: Ledger, done: Sequence[Reproduced], folder: Path, changed: Sequence[Varied] = ()) -> list[Path]:
-    """Each appears whole or not at all. Raises `OSError`."""
-    pages = {SUMMARY: ("summary.html.j2", summary_context(book, done))}
-    pages |= {page_name(one.source): ("source.html.j2", source_context(book, one, changed)) for one in done}
+    """Each appears whole or not at all, and the one with links to the others last. Raises `OSError`."""
+    pages = {page_name(one.source): ("source.html.j2", source_context(book, one, changed)) for one in done}
+    pages[SUMMARY] = ("summary.html.j2", summary_context(book, done))
     return write_plain_pages("harness.reproduce", pages, folder)
 
 
