@@ -6,8 +6,9 @@ is taken for the mean over a time M before it was renewed, the power of each pha
 
     v(t) = sum over phases p of P_p share_p(t - M, t)
 
-The M that leaves the smallest squares is how slowly the gauge follows. What its joules differ by from those of the P_p
-is in their uncertainty: that the power was constant nobody says, so they stay as they were read.
+Others filter: what was s ago weighs e to the -2 s / M, which is as late on average. The M, of the two forms, that
+leaves the smallest squares is how slowly the gauge follows. What its joules differ by from those of the P_p is in their
+uncertainty: that the power was constant nobody says, so they stay as they were read.
 """
 
 from __future__ import annotations
@@ -49,9 +50,21 @@ class Phase(NamedTuple):
             return np.zeros(len(stretches))
         return np.asarray(np.diff(np.interp(stretches, self.edges_s, self.before_s), axis=1)[:, 0])
 
+    def weighs(self, at_s: Array, constant_s: float) -> Array:
+        """How much they weigh at times [n], where what was s before weighs e to the -s / constant."""
+        edges_s = self.edges_s
+        if not len(edges_s):
+            return np.zeros(len(at_s))
+        at_edges = np.zeros(len(edges_s))
+        for i, left in enumerate(np.exp(-np.diff(edges_s) / constant_s).tolist()):
+            at_edges[i + 1] = at_edges[i] * left + (1 - left) * (i % 2 == 0)
+        behind = np.searchsorted(edges_s, at_s, side="right") - 1
+        left = np.exp(-np.maximum(at_s - edges_s[behind], 0.0) / constant_s)
+        return np.where(behind < 0, 0.0, at_edges[behind] * left + (1 - left) * (behind % 2 == 0))
+
 
 class SlowGauge(NamedTuple):
-    """One that shows means of about `follows_s`. watts [P]: of each phase, and of the rest."""
+    """One that shows means of about `follows_s`, or is as late as those. watts [P]: of each phase, and of the rest."""
 
     trace: PowerTrace
     follows_s: float
@@ -83,8 +96,12 @@ def slow_gauge(trace: PowerTrace, phases: Sequence[Sequence[Interval]]) -> SlowG
     values = trace.values[is_new]
     renewed_s = trace.times_s[is_new] - min(trace.update_period_s, trace.sample_interval_s or trace.update_period_s) / 2
     curves = [_phase(own) for own in phases]
-    at_once, _ = min((_fitted(renewed_s, values, curves, s) for s in (0.0, update_s)), key=lambda fit: fit[0])
-    fits = [(*_fitted(renewed_s, values, curves, k * update_s), k * update_s) for k in MULTIPLES]
+    at_once = min(_fitted(_means(renewed_s, curves, s), values)[0] for s in (0.0, update_s))
+    fits = [
+        (*_fitted(shares_of(renewed_s, curves, k * update_s), values), k * update_s)
+        for shares_of in (_means, _filtered)
+        for k in MULTIPLES
+    ]
     squares, watts, follows_s = min(fits, key=lambda fit: fit[0])
     may_be_left = min(CLEARER * at_once, (1 - EXPLAINED) * float(np.var(values)) * len(values))
     return SlowGauge(trace, follows_s, curves, watts) if squares < may_be_left else None
@@ -103,10 +120,20 @@ def _seconds(phases: Sequence[Phase], stretches: Array) -> Array:
     return np.concatenate([own, np.diff(stretches, axis=1) - own.sum(axis=1, keepdims=True)], axis=1)
 
 
-def _fitted(renewed_s: Array, watts: Array, phases: Sequence[Phase], mean_s: float) -> tuple[float, Array]:
-    """(squares that are left, watts of the phases), of means of so long; 0: of instants."""
+def _means(renewed_s: Array, phases: Sequence[Phase], mean_s: float) -> Array:
+    """[N, P]: of the time before each reading; 0: of its instant."""
     seen_s = max(mean_s, INSTANT_S)
-    shares_NP = _seconds(phases, np.stack([renewed_s - seen_s, renewed_s], axis=1)) / seen_s
+    return _seconds(phases, np.stack([renewed_s - seen_s, renewed_s], axis=1)) / seen_s
+
+
+def _filtered(renewed_s: Array, phases: Sequence[Phase], mean_s: float) -> Array:
+    """[N, P]: as late on average as means of so long."""
+    own = np.stack([phase.weighs(renewed_s, mean_s / 2) for phase in phases], axis=1)
+    return np.concatenate([own, 1 - own.sum(axis=1, keepdims=True)], axis=1)
+
+
+def _fitted(shares_NP: Array, watts: Array) -> tuple[float, Array]:
+    """(squares that are left, watts of the phases)"""
     fitted_w = np.linalg.lstsq(shares_NP, watts, rcond=None)[0]
     left_w = watts - shares_NP @ fitted_w
     return float(left_w @ left_w), np.asarray(fitted_w)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from results.derivation import RequestEnergies, energies_of, phase_intervals
 from results.energy import MeterEnergy
@@ -77,6 +78,38 @@ def test_phases_of_a_gauge_that_averages_over_more_than_its_update_are_within_tw
             assert found.uncertainty_j is not None
             assert abs(found.energy_j - load.energy_j(one.start_s, one.end_s)) <= 2 * found.uncertainty_j
     assert n_wrong >= 10, "readings alone are far off"
+
+
+def filtering_gauge(load: StepPower, end_s: float, constant_s: float, draw: np.random.Generator) -> PowerTrace:
+    """A low-pass filter, in steps of 1 ms."""
+    step_s = 1e-3
+    passed_s = np.arange(90.0, end_s + 3.0, step_s)
+    shown_w = lfilter([1 - np.exp(-step_s / constant_s)], [1, -np.exp(-step_s / constant_s)], load.power_w(passed_s))
+    at_s = np.arange(95.0 + draw.uniform(0, UPDATE_S), end_s + 3.0, UPDATE_S)
+    watts = np.interp(at_s, passed_s, shown_w) * (1 + draw.normal(0, 0.01, len(at_s)))
+    return trace("held", at_s, watts, 0.05, update_period_s=UPDATE_S, meter="battery", relative_accuracy=0.0)
+
+
+@pytest.mark.parametrize("constant_s", [0.5, 1.0])
+def test_phases_of_a_gauge_that_filters_are_within_two_sigma(constant_s: float) -> None:
+    """What it shows of a step never ends: means of any one time leave a part of that out of the uncertainty."""
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        done = requests_of(draw, 3.2, 5.5)
+        load, window = load_of(done), (100.0, done[-1].end_s)
+        read = filtering_gauge(load, window[1], constant_s, draw)
+        spans = phase_intervals(done, window)
+        slow = slow_gauge(read, [spans["prefill"], spans["decode"]])
+        assert slow is not None
+        assert slow.follows_s == pytest.approx(2 * constant_s)
+        assert slow.watts == pytest.approx([PREFILL_W, DECODE_W, IDLE_W], rel=0.06)
+        for found in energies_of(done, {WINDOW: [read]}, window).readings:
+            true_j = sum(load.energy_j(*span) for span in spans[found.phase])
+            assert found.energy_j is not None
+            assert found.uncertainty_j is not None
+            off_j = abs(found.energy_j - true_j)
+            assert off_j <= 1.15 * found.uncertainty_j, (seed, found.phase)
+            assert found.phase == "all" or found.uncertainty_j <= 1.5 * off_j
 
 
 @pytest.mark.parametrize("mean_s", [0.0, UPDATE_S])
