@@ -20,6 +20,8 @@ MAX_NAME = 100
 MAX_TEXT = 4096
 """Characters: the longest path that Linux takes."""
 MAX_SHOWN = 80
+MAX_SHOWN_PATH = 400
+"""Of a path: whoever looks for the file needs all of it."""
 MAX_DEPTH = 16
 MAX_WHOLE = 10**18 - 1
 """TOML promises no more digits."""
@@ -107,8 +109,9 @@ def shown(value: Any, told: Callable[[Any], str] = repr) -> str:
 
 def _in_part(text: str) -> str:
     """Its two ends where it is long: a path says at its end which file is meant."""
-    half = (MAX_SHOWN - 3) // 2
-    return text if len(text) <= MAX_SHOWN else f"{text[:half]}...{text[-half:]}"
+    most = MAX_SHOWN_PATH if "/" in text else MAX_SHOWN
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 def with_short_values(problem: str, raw: Any) -> str:
@@ -118,8 +121,8 @@ def with_short_values(problem: str, raw: Any) -> str:
     """
     for text in sorted(set(_texts(raw)), key=len, reverse=True):
         for told in (text, str(PurePath(text))):
-            if len(told) > MAX_SHOWN:
-                problem = problem.replace(told, _in_part(told))
+            if (part := _in_part(told)) != told:
+                problem = problem.replace(told, part)
     return problem
 
 

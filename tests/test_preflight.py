@@ -204,7 +204,6 @@ def test_what_a_part_with_a_wrong_setting_names_is_looked_at_in_the_same_round()
     "changes",
     [
         {"device": [HOST | {"meters": ["replay"], "recording": "r" * 300}]},
-        {"device": [HOST | {"meters": ["replay"], "recording": "/tmp/" + "r/" * 150}]},
         {"device": [HOST | {"watts_sheet": "r" * 300}]},
         {"model": {"source": "bundled:" + "r" * 300}},
         {"workload": [{"name": "lm_eval", "task": "r" * 300}]},
@@ -214,6 +213,15 @@ def test_a_long_value_is_told_in_part(changes: dict[str, Any]) -> None:
     (problem,) = problems(**changes)
     assert "..." in problem
     assert len(problem) < 200
+
+
+def test_a_path_is_told_whole_as_far_as_somebody_may_look_for_it() -> None:
+    deep = "/data/" + "results-of-the-first-phone/" * 12 + "power.csv"
+    (problem,) = problems(device=[HOST | {"meters": ["replay"], "recording": deep}])
+    assert problem.startswith(f"device host: recording: no file {deep}; ")
+    (problem,) = problems(device=[HOST | {"meters": ["replay"], "recording": "/tmp/" + "r/" * 1500}])
+    assert "r/r...r/r" in problem or "r/...r/" in problem
+    assert len(problem) < 600
 
 
 @pytest.mark.parametrize(
