@@ -8,6 +8,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from harness import conclusions
+from harness.cross import table
+from harness.reproduce import sensitivity
+from harness.reproduce.findings import Judged, verdict_of
+from harness.reproduce.ledger import ledger
+from harness.reproduce.outcome import Reproduced
+from harness.reproduce.sources import SOURCES
+from harness.reproduce.told import csv_rows
+from harness.tuning.choice_table import choice_records
+from harness.tuning.display import candidate_records, probe_records
+from harness.tuning.profile import CheckedRatio
 from results.achieved import ACHIEVED_METRICS
 from results.asked_tables import asked_rows
 from results.endurance import round_rows, step_rows
@@ -17,8 +28,10 @@ from results.report.csv import frames_of_run
 from results.run_frames import RunFrames
 from results.trial_tables import placement_rows
 from tests.run_builders import cell, run, trial
+from tests.test_tune_presets import checked, raced
 
 PAGE = (Path(__file__).parent.parent / "docs" / "tables.md").read_text("utf-8")
+OF_COMMANDS = PAGE.partition("\n## Tables of other commands\n")[2]
 OF_METRICS = re.compile(r"score_.*")
 
 
@@ -41,6 +54,26 @@ COLUMNS = columns_by_table()
 METRICS = {
     metric for metric, *_ in (*LATENCY_METRICS, *LOAD_METRICS, *ACHIEVED_METRICS, *ENERGY_METRICS, CHARGE_METRIC)
 }
+
+
+def columns_of_commands() -> dict[str, set[str]]:
+    """By the words with which the page begins to tell a table: two commands have a `sensitivity.csv`."""
+    claim = next(iter(ledger()))
+    judged = Judged(claim, None, verdict_of(claim, None, lambda id_: (0.0, 0.0)))
+    session, found = raced()
+    ratio = CheckedRatio(phase="decode", quantity="energy", ratio=0.9, low=0.8, high=1.0, method="counter")
+    return {
+        "`cross.csv` of": {*table.COLUMNS, "asked"},
+        "`sensitivity.csv` of `joulebench cross": {*conclusions.COLUMNS, "asked"},
+        "`candidates.csv` of": set(candidate_records(session, found)[0]),
+        "`probes.csv` of": set(probe_records(session, found)[0]),
+        "`choice.csv` of": set(choice_records(session, checked("energy", ratio))[0]),
+        "`reproduced.csv` of": set(csv_rows([Reproduced(SOURCES[0], (judged,), ())])[0]),
+        "`sensitivity.csv` of `joulebench reproduce": set(sensitivity.COLUMNS),
+    }
+
+
+COLUMNS_OF_COMMANDS = columns_of_commands()
 
 
 def named_for(table: str) -> set[str]:
@@ -73,6 +106,16 @@ def test_the_page_names_each_column_of_a_table(table: str) -> None:
     assert unnamed == []
 
 
+@pytest.mark.parametrize("told", COLUMNS_OF_COMMANDS)
+def test_the_page_names_each_column_of_a_command(told: str) -> None:
+    """In the paragraphs from the one that begins so to that of the next table."""
+    text = OF_COMMANDS[OF_COMMANDS.index(f"\n{told}") + 1 :]
+    own = text.partition("\n\n`")[0]
+    named = set(re.findall(r"`(\w+)`", own + PAGE.partition("\n## ")[0]))
+    unnamed = COLUMNS_OF_COMMANDS[told] - named
+    assert {column for column in unnamed if column.removesuffix("_low").removesuffix("_high") not in named} == set()
+
+
 def test_the_page_names_each_metric() -> None:
     assert METRICS - named_for("latency") - named_for("energy") == set()
 
@@ -80,7 +123,7 @@ def test_the_page_names_each_metric() -> None:
 def test_the_page_names_no_column_that_is_gone() -> None:
     known = (
         METRICS
-        | {column for columns in COLUMNS.values() for column in columns}
+        | {column for columns in [*COLUMNS.values(), *COLUMNS_OF_COMMANDS.values()] for column in columns}
         | {"part", "component", "kind", "time_s"}
     )
     words = {"measured", "derived", "missing", "reference", "score_METRIC", "acc_stderr"}

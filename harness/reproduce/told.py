@@ -90,7 +90,7 @@ def _csv_row(row: Judged) -> dict[str, Any]:
         if isinstance(claim.printed, Number) and not claim.printed.is_about
         else claim.value,
         "ours": ours if isinstance(ours, float | int) else _full(ours),
-        "rounding of its inputs": rounding_text(finding),
+        "inputs_rounding": rounding_text(finding),
         "ratio": found[0] if len(found) == 1 else SEPARATOR.join(map(repr, found)),
         "class": claim.klass,
         "tolerance": claim.tolerance,
