@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,32 @@ def test_ids_and_text_agree_with_transformers(text: str) -> None:
     ids = theirs.encode(text, add_special_tokens=False)
     assert ours.encode(text) == ids
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_a_long_text_lets_other_threads_run_and_has_the_tokens_that_transformers_gives_it() -> None:
+    """The binding held on to Python for seconds with 4 MB of text, and every other client of a server waited."""
+    from transformers import AutoTokenizer
+
+    text = "A line of a long prompt, with 12 numbers and naïve words.\n" * 3000
+    tokenizer, ended = read(BUNDLED), threading.Event()
+    pauses_s: list[float] = []
+
+    def run() -> None:
+        seen_s = time.monotonic()
+        while not ended.wait(0.001):
+            now_s = time.monotonic()
+            pauses_s.append(now_s - seen_s)
+            seen_s = now_s
+
+    other = threading.Thread(target=run)
+    other.start()
+    begun_s = time.monotonic()
+    ids = tokenizer.encode(text)
+    took_s = time.monotonic() - begun_s
+    ended.set()
+    other.join()
+    assert max(pauses_s, default=took_s) < 0.6 * took_s
+    assert ids == AutoTokenizer.from_pretrained(BUNDLED).encode(text, add_special_tokens=False)
 
 
 def test_chat_agrees_with_transformers() -> None:

@@ -38,6 +38,9 @@ FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
 """For models that bring none: a line for each turn, then the cue. Plain text that no model was trained on."""
+LONG_TEXT = 1 << 15
+"""Characters. Such a text is encoded as a batch of one: only so the binding lets other threads run meanwhile, and those
+of a server answer other clients."""
 TEMPLATE_DATE = datetime(2025, 1, 1)
 """What a template is told that asks for the date (GPT-OSS's does): today's would be another request tomorrow."""
 
@@ -141,7 +144,11 @@ class Tokenizer:
 
     def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
         with _rust_errors(f"tokenizer {self.name}: a text of {len(text)} characters", "is it whole Unicode?"):
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < LONG_TEXT:
+                ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            else:
+                [found] = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+                ids = found.ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
