@@ -38,9 +38,25 @@ def other_weights(sheet: Sheet, shape: ModelShape) -> str | None:
     )
 
 
+def older_fit(sheet: Sheet, shape: ModelShape) -> str | None:
+    """That another `model fit` than this one made the sheet, by whose prices rows of activations, keys and values are
+    priced too cheap or too dear; None where it was this one, or none."""
+    if not sheet.is_fitted_here or sheet.fitted_value_bytes == shape.bytes_per_value:
+        return None
+    return (
+        "an older `joulebench model fit` made it, which counted other bytes of activations, keys and values than plans"
+        " price: these times are a guess; fit again"
+    )
+
+
 def fit_warning(device: DeviceSpec, shape: ModelShape) -> str | None:
-    """Of a device of a plan that prices other weights than its sheet was fitted with. Its sheet has no problems."""
-    if not isinstance(device, ModelledSpec) or (doubt := other_weights(sheet_of(device), shape)) is None:
+    """Of a device of a plan whose sheet an older fit made, or that prices other weights than it was fitted with. Its
+    sheet has no problems."""
+    if not isinstance(device, ModelledSpec):
+        return None
+    if (older := older_fit(sheet_of(device), shape)) is not None:
+        return f"device {device.name}: {older}"
+    if (doubt := other_weights(sheet_of(device), shape)) is None:
         return None
     return f"device {device.name}: {doubt}; fit a sheet with such weights (docs/model-fit.md)"
 

@@ -143,6 +143,7 @@ def test_the_written_sheet_is_read_as_it_was(fitted: FittedMachine) -> None:
     again = parse_sheet(fitted.text("mine"), "mine")
     assert again == fitted.sheet
     assert again.fitted_weights == "fp32"
+    assert (again.is_fitted_here, again.fitted_value_bytes) == (True, 2)
     figures = [
         figure
         for kernel in tomllib.loads(fitted.text("mine"))["units"]["cpu"]["kernels"].values()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
+from devices.models.sheet import load_sheet
+from engines.pricing.routing_sources import UniformRouting
+from engines.pricing.shapes import shape_named
 from harness.combinations import prices_as_held
+from harness.cross.pages import context
+from harness.cross.table import Question, cross_table
 from harness.device_specs import ModelledSpec
 from harness.plan import read_draft
 from harness.preflight import preflight
@@ -36,6 +42,30 @@ def test_a_plan_warns_of_other_weights_than_a_sheet_was_fitted_with(tmp_path: Pa
             one.removesuffix(".toml") for one in refused
         ]
         assert all(f"experts of {bits}" in one for one in told)
+
+
+def test_a_sheet_of_an_older_fit_is_told_to_be_fitted_again(tmp_path: Path) -> None:
+    """Its fit counted four bytes for each value of a row, and plans price two. One that another source made is none."""
+    named, source = 'description = "', "`joulebench model fit`, 2026-11-20, torch 2.9.1, Linux"
+    for name, more in (("old", ""), ("four", "fitted_value_bytes = 4\n"), ("new", "fitted_value_bytes = 2\n")):
+        own_sheet(tmp_path / f"{name}.toml", (named, f'fitted_weights = "fp32"\n{more}{named}'))
+        path = tmp_path / f"{name}.toml"
+        path.write_text(re.sub('source = ".*"', f'source = "{source}"', path.read_text(), count=1))
+    own_sheet(tmp_path / "theirs.toml")
+    sheets = ("old.toml", "four.toml", "new.toml", "theirs.toml")
+    older = (
+        "an older `joulebench model fit` made it, which counted other bytes of activations, keys and values than plans"
+        " price: these times are a guess; fit again"
+    )
+    told = warnings_of(write_own_plan(tmp_path / "plan.toml", *sheets))
+    assert told == [f"device model:{name}: {older}" for name in ("old", "four")]
+    question = Question(shape_named("olmoe-1b-7b"), UniformRouting(), prompt_tokens=4, decode_steps=1, chunk=4)
+    found, said = [load_sheet(tmp_path / name) for name in sheets], list[str]()
+    rows = cross_table(question, found, ("dropless",), said.append)
+    assert [line for line in said if older in line] == [f"{name}: {older}" for name in ("old", "four")]
+    assert [older == machine.doubt for machine in context(question, found, rows, None)["machines"]] == [
+        True, True, False, False,
+    ]  # fmt: skip
 
 
 def test_weights_on_a_sheet_with_a_fitted_gpu_count_two_bytes(tmp_path: Path) -> None:
@@ -99,4 +129,4 @@ def warnings_of(plan: Path) -> list[str]:
     """About what sheets were fitted on."""
     draft = read_draft(plan)
     found = preflight(draft, RunParts(draft.plan.protocol)).warnings
-    return [one for one in found if "fitted" in one]
+    return [one for one in found if "fitted" in one or "`joulebench model fit`" in one]

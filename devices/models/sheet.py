@@ -98,6 +98,10 @@ class MemorySheet(Record):
     """That it holds. None: not stated, and nothing is checked."""
 
 
+FITTED_BY = "`joulebench model fit`"
+"""How the source of a sheet begins that was fitted on the machine itself."""
+
+
 class Sheet(Record):
     """A machine: units, what lies between them, limits. Read by `load_sheet`."""
 
@@ -114,6 +118,9 @@ class Sheet(Record):
     """None where nothing was compared with its source."""
     fitted_weights: str | None = Field(default=None, min_length=1)
     """The form of the weights that its prices were fitted with; None where they were fitted on none."""
+    fitted_value_bytes: float | None = Field(default=None, gt=0)
+    """Of an activation, a key or a value, as the fit counted them. None: there was no fit here, or it was one from
+    before this was kept, which counted other bytes than sheets price."""
     fit_misses: dict[End, dict[Literal["prefill", "decode"], FitMiss]] = Field(default_factory=dict)
     """By unit and phase. Empty where no whole requests were fitted on. Others may be missed by more."""
     units: dict[End, UnitSheet] = Field(max_length=MOST_UNITS)
@@ -131,6 +138,11 @@ class Sheet(Record):
     """How its source saw it decode, on which cores."""
     decode: DecodeSheet | None = None
     """What decoding on a selection of cores gives; None where nobody measured two of them."""
+
+    @property
+    def is_fitted_here(self) -> bool:
+        """Whether `joulebench model fit` made it."""
+        return self.source.startswith(FITTED_BY)
 
     @property
     def fit_words(self) -> str | None:

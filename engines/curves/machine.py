@@ -18,13 +18,14 @@ import torch
 from devices.base import Unit
 from devices.conditions import host_environment
 from devices.cpu_seconds import usable_cpus
-from devices.models.sheet import Sheet
+from devices.models.sheet import FITTED_BY, Sheet
 from devices.models.sheet_text import sheet_text
 from engines.curves.host import QUICK, WHOLE, FittedUnit, file_link, fit_unit, sheet_of, unit_table
 from engines.curves.prices import Residual
 from engines.curves.rounds import Measured, Rounds
 from engines.model.accelerator import DeviceType, find_backend
 from engines.model.quantised import Form
+from engines.pricing.model_shape import VALUE_BYTES
 from engines.road import build
 from results.units import format_share
 
@@ -102,10 +103,11 @@ def sheet_of_units(name: str, form: Form, n_threads: int, fitted: Mapping[str, F
     return sheet_of(
         name,
         f"{environment.cpu_model}{gpu}, {n_threads} threads, {road}; weights in {form}",
-        f"`joulebench model fit`, {today}, torch {torch.__version__}, {environment.os.split()[0]}",
+        f"{FITTED_BY}, {today}, torch {torch.__version__}, {environment.os.split()[0]}",
         units,
         links,
         fitted_weights=form,
+        fitted_value_bytes=VALUE_BYTES,
         fit_misses={unit: found for unit, one in fitted.items() if (found := _fit_misses(one.residuals))},
         stands_in={unit: "cpu" for unit in LACKING if unit not in fitted},
         memories={"cpu": stated},

@@ -48,6 +48,10 @@ class AttentionWork(NamedTuple):
     per_pair: float
 
 
+VALUE_BYTES = 2
+"""Of an activation, a key or a value, wherever a model is priced that says no other."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """Sizes that decide the price of a model. n_experts 0: no sparse layer; dense_width 0: no dense layer.
@@ -67,7 +71,7 @@ class ModelShape:
     top_k: int
     expert_width: int
     vocabulary: int
-    bytes_per_value: int = 2
+    bytes_per_value: int = VALUE_BYTES
     shared_width: int = 0
     """Joint width of the experts that every token passes through; 0: none."""
     ties_embedding: bool = False

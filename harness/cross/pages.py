@@ -10,7 +10,7 @@ from devices.models.sheet import Sheet
 from harness.conclusions import Effect, conclusion_words, flip_words, leads_chart
 from harness.cross.sensitivity import METRICS
 from harness.cross.table import Question, Row, are_bounds, is_less
-from harness.fitted_sheets import other_weights
+from harness.fitted_sheets import older_fit, other_weights
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
 from results.units import format_bytes
@@ -87,7 +87,7 @@ def context(
     charts: list[tuple[str, dict[str, Any]]] = []
     machines = [
         _machine(sheet, [row for row in rows if row.machine == sheet.name], found, charts)._replace(
-            doubt=other_weights(sheet, question.shape)
+            doubt=older_fit(sheet, question.shape) or other_weights(sheet, question.shape)
         )
         for sheet in sheets
     ]

@@ -14,7 +14,7 @@ from engines.pricing.model_shape import ModelShape
 from engines.pricing.routing_sources import RoutingSource
 from engines.techniques.parameters import Composed
 from harness.cross.arms import Arm, arms_on
-from harness.fitted_sheets import other_weights
+from harness.fitted_sheets import older_fit, other_weights
 from results.units import format_share
 
 FLOAT_NOISE = 1e-9
@@ -145,7 +145,9 @@ def cross_table(
     found = (row_of(question, *one) for one in asked) if price is None else price(asked)
     for sheet in sheets:
         say(f"{sheet.name}: {sheet.description}")
-        if (doubt := other_weights(sheet, question.shape)) is not None:
+        if (older := older_fit(sheet, question.shape)) is not None:
+            say(f"{sheet.name}: {older}")
+        elif (doubt := other_weights(sheet, question.shape)) is not None:
             say(f"{sheet.name}: {doubt}; ask for --weights {sheet.fitted_weights}, or fit a sheet with such weights")
         own = [next(found) for _, its in asked if its is sheet]
         there = {row.arm.technique for row in own if row.result != "not priced"}
