@@ -47,7 +47,7 @@ class ExpertMemory:
     def counted(self, context: BuildContext, weights: ModelWeights) -> BuildContext:
         """The context, with what a technique that copies nothing here takes for the memory of a GPU, and for the bytes
         of an expert: narrow ones would be copied as they are held, others as files hold them, two bytes a weight; those
-        of a model that is priced are its own."""
+        of a model that is priced are its own, on a sheet that was fitted here as they are held."""
         if context.sizes is None:
             return context
         n_slots = None if self.n_bytes is None else self.n_bytes // context.sizes.expert_bytes
