@@ -113,9 +113,9 @@ def _told_phone(device: str, kind: str) -> bool:
 
 
 NOT_LOOKED_FOR = {
-    "adb": "not looked for on a phone; a plan names the program, built for Android arm64, and joulebench puts it there"
-    " (docs/engines)",
-    "ios": "not looked for on a phone; a plan names the app, which is installed beforehand (docs/engines)",
+    "adb": "not looked for on a phone; a plan names the program, as program = PATH, built for Android arm64, and"
+    " joulebench puts it there",
+    "ios": "not looked for on a phone; a plan names the app, as app = ID, which is installed beforehand",
 }
 
 

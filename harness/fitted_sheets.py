@@ -58,7 +58,7 @@ def fit_warning(device: DeviceSpec, shape: ModelShape) -> str | None:
         return f"device {device.name}: {older}"
     if (doubt := other_weights(sheet_of(device), shape)) is None:
         return None
-    return f"device {device.name}: {doubt}; fit a sheet with such weights (docs/model-fit.md)"
+    return f"device {device.name}: {doubt}; fit a sheet with such weights (`joulebench model fit --weights FORM`)"
 
 
 def fit_warning_with_model(

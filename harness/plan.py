@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness import sweep
+from harness.bundled_plans import bundled_plans
 from harness.combinations import AS_PLANNED, devices_problems
 from harness.core_sets import too_many_threads
 from harness.device_problems import device_problems, same_name_problems, sheet_problems
@@ -128,7 +129,10 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise PlanError([f"{path}: has more than {MAX_BYTES:,} bytes, and no plan needs so many; is it a plan?"])
         return tomllib.loads(content.decode("utf-8-sig"))
     except FileNotFoundError as error:
-        raise PlanError([f"{path}: no such file; `joulebench init` writes a plan to start from"]) from error
+        remedy = "`joulebench init` writes a plan to start from"
+        if path.stem in bundled_plans():
+            remedy = f"`joulebench init {path.stem}.toml --from {path.stem}` writes it"
+        raise PlanError([f"{path}: no such file; {remedy}"]) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise PlanError([f"{path}: cannot be read as text ({reason})"]) from error

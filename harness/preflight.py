@@ -85,8 +85,8 @@ from workloads.fitting import reasons_for_none
 
 NO_ENGINE_ON_PHONES = (
     "no engine of the plan goes onto it, and joulebench's own computes on this host; name one that does, such as"
-    ' runs = "{runs}" (docs/engines), or take the device out, and measure what runs there by itself with'
-    " `joulebench record --device {device}`"
+    ' runs = "{runs}" (`joulebench list engines` has all), or take the device out, and measure what runs there by'
+    " itself with `joulebench record --device {device}`"
 )
 
 

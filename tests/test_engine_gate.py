@@ -306,7 +306,7 @@ def test_the_doctor_of_engines_says_in_a_terminal_what_is_missing_below_its_tabl
     assert "Missing: no program llama-bench in PATH" in line
     monkeypatch.setenv("ADB_SERVER_SOCKET", "tcp:127.0.0.1:1")
     on_phone = CliRunner().invoke(app, ["engines", "doctor", "--device", "adb:X"]).stdout
-    assert on_phone.count("a plan names the program, built for Android arm64") == 1
+    assert on_phone.count("a plan names the program, as program = PATH, built for Android arm64") == 1
     assert "Missing" not in on_phone
 
 

@@ -31,7 +31,8 @@ def test_a_plan_warns_of_other_weights_than_a_sheet_was_fitted_with(tmp_path: Pa
     sheets = ("fp32.toml", "bf16.toml")
     assert warnings_of(write_own_plan(tmp_path / "plan.toml", *sheets)) == [
         "device model:bf16: its prices were fitted with weights in bf16, and experts of 32 bits are asked: another"
-        " arithmetic may compute them, so these times are a guess; fit a sheet with such weights (docs/model-fit.md)"
+        " arithmetic may compute them, so these times are a guess; fit a sheet with such weights"
+        " (`joulebench model fit --weights FORM`)"
     ]
     model = {"shape": "olmoe-1b-7b", "routing": {"kind": "uniform", "seed": 3}}
     for form, bits in (("int8", "8.0"), ("fp32", "32")):

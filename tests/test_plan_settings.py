@@ -37,6 +37,15 @@ def test_a_file_that_is_no_plan_is_named(tmp_path: Path, content: bytes | None, 
     assert line.startswith(f"{path}: {expected}")
 
 
+@pytest.mark.parametrize("name", ["plans/npumoe.toml", "npumoe"])
+def test_a_plan_of_joulebench_that_is_not_there_is_told_how_to_get(tmp_path: Path, name: str) -> None:
+    """As pages name it, for whoever has no clone."""
+    with pytest.raises(PlanError) as caught:
+        load_plan(tmp_path / name)
+    remedy = "`joulebench init npumoe.toml --from npumoe` writes it"
+    assert caught.value.problems == (f"{tmp_path / name}: no such file; {remedy}",)
+
+
 def test_a_folder_is_not_a_plan(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="is a folder; give the path of a plan file"):
         load_plan(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
@@ -9,6 +10,7 @@ import site
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +88,27 @@ def test_a_wheel_holds_every_file_of_its_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == {name for name in tracked_files() if name.split("/")[0] in PACKAGES}
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """What a file of a wheel may say to its user: strings of code without its docstrings; all of a plan."""
+    content = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield content
+    elif "docs/" in content:
+        tree = ast.parse(content)
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                yield node.value
+
+
+def test_no_message_sends_to_a_page_that_a_wheel_has_not() -> None:
+    """ "See docs/engines" was all that it said of a server, and of a plan's techniques."""
+    said = [ROOT / name for name in tracked_files() if name.split("/")[0] in PACKAGES]
+    named = {(path.name, text) for path in said if path.suffix == ".py" or path.parent.name == "plans"
+             for text in texts_of(path) if "docs/" in text}  # fmt: skip
+    assert named == set()
 
 
 def test_the_wheel_is_imported_and_not_the_repository(installed: Installed) -> None:

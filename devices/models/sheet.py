@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_validator
 
@@ -228,6 +228,9 @@ OF_A_USER = "a sheet of your own is a file, and its name ends in .toml"
 _FOLDER = resources.files("devices.models") / "sheets"
 
 
+KEYS: Final = "`joulebench sheets a100 --out NEW.toml` writes one with all keys"
+
+
 class SheetError(DeviceError):
     """A sheet that is none. problems: one line each. hint: where to read on; no problem of its own. lines: both, the
     hint behind the last problem."""
@@ -299,7 +302,7 @@ def parse_sheet(text: str, name: str, ref: SheetRef | None = None, known: Sequen
             names.append(f"calls itself {called[:80]!r}; name the file after it")
         sheet = record_of(Sheet, raw)
     except RecordError as error:
-        raise SheetError(ref or name, [*error.problems, *names], "docs/sheets.md has the keys") from error
+        raise SheetError(ref or name, [*error.problems, *names], KEYS) from error
     if names:
         raise SheetError(ref or name, names)
     return sheet

@@ -77,7 +77,7 @@ class ExternalSpec(Record):
         """What of it is here without a plan. environments: virtual ones that may have its wheel.
 
         Raises `EngineError`: what is missing, and how to get it."""
-        raise EngineError("a plan names where it is; see docs/engines")
+        raise EngineError("a plan names where it is")
 
     def why_not_on(self, cores: frozenset[int]) -> str | None:
         """Why it cannot be bound to these cores of this host; None where it can. In this process its threads are."""

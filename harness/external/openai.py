@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -45,6 +46,10 @@ class OpenAISpec(ExternalSpec):
     """For the first token of an answer, and between two chunks that bring some."""
     cache_is_off: bool = False
     """Your word that the server uses nothing of earlier prompts, where it cannot be told so by each request."""
+
+    @classmethod
+    def look(cls, environments: Sequence[Path] = ()) -> Found:
+        raise EngineError('a plan names the server, as url = "http://127.0.0.1:8000/v1"')
 
     def problems(self) -> Iterator[str]:
         from engines.external.openai_link import checked_url

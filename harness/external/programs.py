@@ -90,9 +90,7 @@ class ProgramSpec(ExternalSpec):
     def look(cls, environments: Sequence[Path] = ()) -> Found:
         found = shutil.which(cls.executable)
         if found is None:
-            raise EngineError(
-                f"no program {cls.executable} in PATH; a plan may name one elsewhere, as program = PATH (docs/engines)"
-            )
+            raise EngineError(f"no program {cls.executable} in PATH; a plan may name one elsewhere, as program = PATH")
         return Found(found, None)
 
     def find(self) -> Found:

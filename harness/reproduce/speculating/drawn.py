@@ -68,8 +68,8 @@ def table_1(book: Ledger) -> Iterator[SourceTable]:
     yield SourceTable(
         "Table 1", "accuracy of answers on predicted experts", "", "arm", tuple(stated),
         note="Accuracies need the checkpoints, so ours are the averages of its six alone. What predicted experts do"
-        " to the"
-        " bundled model's answers stands in docs/measurements/prediction-accuracy: they fall with recall as here.",
+        " to the bundled model's answers stands in prediction-accuracy, a page of joulebench's source: they fall with"
+        " recall as here.",
     )  # fmt: skip
     n_match = sum(row.is_as_read for row in rows)
     n_unbiased = sum(row.is_unbiased for row in rows)
@@ -200,9 +200,8 @@ def fig_9_and_10() -> Iterator[SourceTable]:
             Entry("GPT-OSS-120B", "after its training", None, claim="003-124"),
             Entry("GPT-OSS-20B", "after its training", None, claim="003-125"),
         ),
-        note=f"{BUNDLED}{learnt} Theirs learnt from 4 and 5 million tokens; docs/measurements/prediction-accuracy has"
-        " ours"
-        " after 30, 300 and 2000 steps.",
+        note=f"{BUNDLED}{learnt} Theirs learnt from 4 and 5 million tokens; prediction-accuracy, a page of"
+        " joulebench's source, has ours after 30, 300 and 2000 steps.",
     )  # fmt: skip
     yield SourceTable(
         "Fig. 10", "hit rate of the estimator by layer", "%", "layer", tuple(entries),

@@ -37,7 +37,9 @@ TABLE_3: dict[str, int] = {"a6000": 118, "a100": 119, "gh200": 120}
 ESTIMATORS: dict[str, int] = {"gpt-oss-20b": 127, "gpt-oss-120b": 128, "qwen3-30b-a3b": 129}
 PRICED = "priced on peaks of memory, arithmetic and link, without launches"
 CHECKPOINT = "the model's checkpoint, and answers of it"
-TREND = "docs/measurements/prediction-accuracy has what predicted experts do to the bundled model's answers"
+TREND = (
+    "prediction-accuracy, a page of joulebench's source, has what predicted experts do to the bundled model's answers"
+)
 
 
 def findings() -> list[Finding]:
