@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from devices.host import AUTO_ORDER
 from devices.meters.same_counter import shared_counter
@@ -21,10 +23,11 @@ from harness.device_specs import (
     ModelledSpec,
 )
 from harness.external.base import ExternalSpec
-from harness.matrix import Part
+from harness.external.openai import OpenAISpec
+from harness.matrix import CellPlan, Part, external_engines, own_engines
 from harness.plan_values import shown
 from harness.problems import nearest
-from harness.schema import EngineSpec
+from harness.schema import AnyEngineSpec, EngineSpec
 from results.records import MODEL_PREFIX
 
 
@@ -58,6 +61,8 @@ def sheet_problems(device: DeviceSpec) -> tuple[str, ...]:
 SEE_NO_CPU, SEE_NO_GPU = frozenset({"nvml"}), frozenset({"rapl", "perf", "modelled"})
 """Meters that are of one unit alone, on any machine."""
 COMPUTE_ELSEWHERE = frozenset({"openai", "coreml"})
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+"""Is there where a driver of NVIDIA's is loaded."""
 
 
 def blind_warning(
@@ -85,10 +90,35 @@ def blind_warning(
             return f"{sees} GPUs alone, and an engine computes on the CPU: {left_out}; {either}{remedy}"
         if programs:
             return f"{sees} GPUs alone: what the CPU computes for {', '.join(programs)} is in no joules; {remedy}"
+    elif servers := [one.spec.name for one in others if is_on_it(one) and _may_compute_on_gpu(one.spec, device)]:
+        return (
+            f"{sees} no GPU, and this machine has one: where {', '.join(servers)} computes on it, its joules are in"
+            ' none of these; write meters = ["nvml", "rapl"]'
+        )
     elif set(device.meters) <= SEE_NO_GPU and has_ours and device.computes != "cpu":
         remedy = 'name "nvml", "zeus" or "auto"' if device.computes == "cuda" else 'name "auto"'
         return f"{sees} the CPU alone, and an engine computes on the GPU: {left_out}; {remedy}"
     return None
+
+
+def _may_compute_on_gpu(server: ExternalSpec, device: HostSpec) -> bool:
+    """Of a server on this machine, which has an NVIDIA GPU that no meter of the device sees. Ours computes on the
+    CPU."""
+    from engines.external.openai_host import is_here
+
+    blind = set(device.meters) <= SEE_NO_GPU | {"auto"} and device.computes == "cpu"
+    if not blind or not isinstance(server, OpenAISpec) or server.flavour == "joulebench":
+        return False
+    host = urlsplit(server.url).hostname
+    return host is not None and NVIDIA_DRIVER.exists() and is_here(host)
+
+
+def blind_doubts(plan: CellPlan) -> Iterator[str]:
+    """The same of a cell, for its trials: a report outlives what the check told."""
+    arm: list[Part[AnyEngineSpec]] = [Part("engine", "", plan.engine, plan.cell.engine)]
+    found = blind_warning(plan.device, own_engines(arm), external_engines(arm))
+    if found is not None:
+        yield found
 
 
 def same_name_problems(devices: Sequence[DeviceSpec]) -> Iterator[str]:

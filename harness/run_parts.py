@@ -38,6 +38,7 @@ from engines.techniques.context import Costs, ModelSizes
 from engines.techniques.parameters import Composed
 from harness.answers_gate import AnswersGate
 from harness.device_building import WaitListener, build_device, clock_of, log_waiting, seen_device
+from harness.device_problems import blind_doubts
 from harness.external.base import ExternalSpec
 from harness.external_parts import external_engine, most_positions, refuse_requests, requests_of
 from harness.fidelity import KeptDistributions, distribution_scores
@@ -126,7 +127,7 @@ class RunParts:
             requests=requests,
             max_batch=plan.engine.max_batch,
             unmeasured=self._unmeasured(plan, engine, workload, requests).with_notes(
-                cell_doubts(plan, self._found(plan.model))
+                (*cell_doubts(plan, self._found(plan.model)), *blind_doubts(plan))
             ),
             gate=self._passed_gate(plan, engine),
         )

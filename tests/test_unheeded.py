@@ -9,11 +9,12 @@ import pytest
 
 from engines.base import unheard
 from engines.reference import ReferenceEngine
+from harness import device_problems
 from harness.device_problems import blind_warning
 from harness.device_specs import AndroidSpec, HostSpec
 from harness.matrix import external_engines, own_engines
 from harness.model_specs import ModelSpec
-from harness.plan import draft_plan
+from harness.plan import build_plan, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from harness.schema import PROTOCOL
@@ -311,3 +312,40 @@ def test_meters_beside_an_arm_that_is_elsewhere_are_not_told() -> None:
         (device,) = (device.spec for device in draft.named.devices)
         engines = draft.named.engines
         assert blind_warning(device, own_engines(engines), external_engines(engines)) == told, (arms, host)
+
+
+def test_a_server_that_may_compute_on_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`auto` takes a meter of the CPU, and the joules of vLLM's GPU were in none, without a word."""
+    here = {"name": "server", "runs": "openai", "url": "http://127.0.0.1:1/v1", "flavour": "vllm"}
+    told = (
+        "device host: auto sees no GPU, and this machine has one: where server computes on it, its joules are in none"
+        ' of these; write meters = ["nvml", "rapl"]'
+    )
+    driver = tmp_path / "version"
+    monkeypatch.setattr(device_problems, "NVIDIA_DRIVER", driver)
+
+    def warned(arm: dict[str, Any], **host: Any) -> str | None:
+        named = draft_plan(raw_plan(device=[HOST | {"meters": ["auto"]} | host], engine=[arm])).named
+        (device,) = (device.spec for device in named.devices)
+        return blind_warning(device, [], external_engines(named.engines))
+
+    assert warned(here) is None  # no driver of NVIDIA's
+    driver.touch()
+    assert warned(here) == told
+    assert warned(here, meters=["rapl"]) == told.replace("auto", "rapl")
+    assert warned(here, meters=["nvml", "rapl"]) is None
+    assert warned(here | {"flavour": "joulebench"}) is None  # which computes on the CPU
+    assert warned(here | {"url": "http://192.0.2.1:1/v1"}) is None  # elsewhere: all joules are missing, which is told
+
+
+def test_a_report_tells_too_that_joules_are_of_a_part_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood in the plan's check alone: the page showed millijoules of a token, of a GPU that did nothing."""
+    monkeypatch.setattr(device_problems, "SEE_NO_CPU", frozenset({"modelled"}))
+    plan = build_plan(raw_plan(device=[HOST | {"meters": ["modelled"]}]))
+    parts = RunParts(plan.protocol)
+    try:
+        notes = parts.arm(plan.cells[0]).unmeasured.notes
+    finally:
+        parts.close()
+    (told,) = notes
+    assert told.startswith("device host: modelled sees GPUs alone, and an engine computes on the CPU")

@@ -26,7 +26,7 @@ class Whereabouts(NamedTuple):
 
 def whereabouts(host: str, port: int) -> Whereabouts:
     """Of what listens at this address."""
-    if not _is_here(host):
+    if not is_here(host):
         return Whereabouts(elsewhere=f"the server computes on another machine ({host}), whose meters are not read here")
     listening = _listening(port)
     if listening is None:
@@ -43,7 +43,7 @@ def whereabouts(host: str, port: int) -> Whereabouts:
     return Whereabouts(tuple(_with_children(listening)))
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
     """Whether all addresses of a name are this machine's."""
     own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
     try:
