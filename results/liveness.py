@@ -177,7 +177,8 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
         # Less than its step: a counter that lives would show no more.
         seen_to_s = t[end] if is_unread[k] else t[lasts[k]]
         is_below_step = min(near_w, default=np.inf) * (seen_to_s - t[begins[k]]) <= 2 * trace.resolution
-        late_w, around_w = living.mean_w(k, behind), max(near_w, default=np.inf)
+        late_w = living.late_w(k, peak_w) if goes_on else 0.0
+        around_w = max(near_w, default=np.inf)
         is_late = late_w >= CAUGHT_UP * around_w
         if is_below_step or (is_late and late_w <= MORE_THAN_LATE * min(near_w)):
             continue

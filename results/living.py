@@ -31,6 +31,12 @@ class Living:
         """The renewal `LATE_RENEWALS` after the k-th, or the last before it stands still again."""
         return min(int(self._last[k]), k + LATE_RENEWALS)
 
+    def late_w(self, k: int, peak_w: float) -> float:
+        """Mean power over the step behind the k-th, with what came right after it at more than the highest power."""
+        resumed, behind = k + 1, self.moving_after(k + 1)
+        more_j = float(self._j[behind] - self._j[resumed]) - peak_w * float(self._t[behind] - self._t[resumed])
+        return (float(self._j[resumed] - self._j[k]) + max(0.0, more_j)) / float(self._t[resumed] - self._t[k])
+
     def mean_w(self, first: int, last: int) -> float:
         """0 where both are one."""
         return float((self._j[last] - self._j[first]) / (self._t[last] - self._t[first])) if last > first else 0.0

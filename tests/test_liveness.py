@@ -58,6 +58,15 @@ def test_a_counter_that_is_late_and_catches_up_has_lost_nothing(lasts_s: float) 
         assert within(reading, power.energy_j(0, WINDOW_S), 2.5)
 
 
+@pytest.mark.parametrize("falls_s", [5.2, 5.25, 5.3])
+def test_a_loss_under_a_load_that_is_high_at_its_ends_alone_is_not_taken_for_late(falls_s: float) -> None:
+    """1 W, and 6 W from just before it stops to just after: it was 20 to 23 % too low, ± 0.3 %."""
+    power = StepPower(np.array([-5.0, 3.8, falls_s, 6.4, 40.0]), np.array([1.0, 6.0, 1.0, 6.0]))
+    for seed in range(10):
+        taken = read(power, 0.1, np.random.default_rng(seed))
+        assert within(energy(frozen(taken, 3.95, 5.0)), power.energy_j(0, WINDOW_S), 2.0)
+
+
 def test_a_short_loss_is_filled_in_by_the_power_around_it_and_told() -> None:
     power = StepPower(np.array([-5.0, 40.0]), np.array([100.0]))
     reading = energy(frozen(read(power, 0.02, np.random.default_rng(0)), 4.0, 4.6))
