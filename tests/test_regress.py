@@ -378,6 +378,23 @@ def test_an_arm_that_fails_or_is_gone_in_the_newest_runs_does_not_pass(tmp_path:
     assert "No verdict of c is of the newest runs, run012 to run013: the arm is not in it." in done.stdout
 
 
+def test_a_figure_that_the_newest_runs_lack_is_named_and_not_its_whole_arm(tmp_path: Path) -> None:
+    """It said that no verdict of the arm was of the newest runs, and all but one were."""
+    for day in range(10):
+        own = [made_trial("cell0000", i, 1.0 + 0.001 * i, energy_j=4.0 if day < 8 else None) for i in range(3)]
+        write_run(tmp_path / f"run{day:03d}", [cell("cell0000", engine="a", label="a")], own, day=day)
+    with open_history(tmp_path) as found:
+        mark(found, "good", ["run000", "run001", "run002"], add=False)
+        result = regress(found, "good", Asked())
+    verdicts = {(one.figure.metric, one.figure.phase): one.verdict for one in result.judged}
+    assert verdicts["e2e", "all"] == "PASS"
+    (workload,) = {one.workload for one in result.judged}
+    lacking = [one.figure.name for one in result.judged if one.figure.kind == "energy"]
+    (told,) = (note for note in result.notes if note.startswith("No verdict of"))
+    named = "; ".join(f"{workload}: {name}" for name in lacking)
+    assert told == f"No verdict of a ({named}) is of the newest runs, run008 to run009: no trial of it counts."
+
+
 def test_figures_of_which_nothing_can_be_said_stand_in_a_line(tmp_path: Path) -> None:
     """344 rows of a night's history said nothing, and hid what was worse."""
     arms = ("a", "b", "c", "d", "e")

@@ -11,6 +11,7 @@ from results.history.marks import mark
 from results.history.otherwise import otherwise_than_before
 from results.history.regress import Asked, regress
 from results.history.rests import changed_rests
+from results.history.settings import Settings, changed_settings
 from results.report import regress_page
 from results.runs import OWN_CODE
 from tests.command import joulebench
@@ -169,3 +170,20 @@ def test_code_that_was_changed_under_its_version_is_told_beside_the_change(tmp_p
         page = tmp_path / f"{name}.html"
         assert joulebench("history", str(tmp_path / name), "--html", str(page)).code == 0
         assert (told.removeprefix("with it changed: ") in page.read_text("utf-8")) == expected[0]
+
+
+def test_of_a_long_list_of_words_what_changed_is_told_alone() -> None:
+    """A server's build stood twice in the line of each figure, two hundred characters, to say that one number differed."""
+    build = "vllm 0.11, model sha256 615463: dropless, float32, chunk {}; model {}"
+    one, other = ({"build": build.format(chunk, "tiny"), "threads": 2} for chunk in (512, 4))
+    assert changed_settings(_settings(one), _settings(other)) == ["build chunk 512 → chunk 4"]
+    both = {"build": build.format(4, "small"), "threads": 2}
+    assert changed_settings(_settings(one), _settings(both)) == ["build chunk 512, model tiny → chunk 4, model small"]
+    assert changed_settings(_settings(one), _settings({"build": "vllm 0.12", "threads": 2})) == [
+        f"build {one['build']} → vllm 0.12"
+    ]
+    assert changed_settings(_settings({"threads": 2}), _settings({"threads": 4})) == ["threads 2 → 4"]
+
+
+def _settings(engine: dict[str, object]) -> Settings:
+    return Settings(technique="openai", engine=engine, changes={})

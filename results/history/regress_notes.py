@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
@@ -22,12 +23,7 @@ def notes_of(anchor: str | None, judged: Sequence[Judged]) -> Iterator[str]:
             arms.setdefault(words, {})[one.arm] = None
     for words, own in arms.items():
         yield f"Set otherwise: {', '.join(own)}, since {words}. A change may be of that."
-    behind: dict[str, dict[str, None]] = {}
-    for one in judged:
-        if one.behind is not None:
-            behind.setdefault(one.behind, {})[one.arm] = None
-    for words, own in behind.items():
-        yield f"No verdict of {', '.join(own)} is of {words}."
+    yield from _behind(judged)
     remarks = list(dict.fromkeys(line for one in judged for line in one.remarks))
     yield from remarks[:MOST_TOLD]
     if (n_more := len(remarks) - MOST_TOLD) > 0:
@@ -37,6 +33,24 @@ def notes_of(anchor: str | None, judged: Sequence[Judged]) -> Iterator[str]:
     yield (
         f"The ends of a series are unsure: a change within the last {LEAST_SEGMENT - 1} runs can't be told from chance."
     )
+
+
+def _behind(judged: Sequence[Judged]) -> Iterator[str]:
+    """Arms of which newer runs are not in the verdicts; where that is so of some of its figures, these."""
+    n_of = Counter(one.arm for one in judged)
+    found: dict[str, dict[str, list[str]]] = {}
+    for one in judged:
+        if one.behind is not None:
+            figure = f"{one.workload}: {one.figure.name}"
+            found.setdefault(one.behind, {}).setdefault(one.arm, []).append(figure)
+    for words, arms in found.items():
+        whose = []
+        for arm, figures in arms.items():
+            n_more = len(figures) - MOST_TOLD
+            more = f" and {n_more} more" if n_more > 0 else ""
+            some = f" ({'; '.join(figures[:MOST_TOLD])}{more})" if len(figures) < n_of[arm] else ""
+            whose.append(f"{arm}{some}")
+        yield f"No verdict of {', '.join(whose)} is of {words}."
 
 
 def not_judged(history: History, baseline: Sequence[RunPoint], known: Collection[object]) -> Iterator[str]:

@@ -6,6 +6,7 @@ So whoever judges the line or draws it says where that was.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from results.records import Cell, Record
 
 ABSENT: Final = "not set"
 TECHNIQUE: Final = "technique"
+PARTS: Final = re.compile("[,;] ")
 
 
 class Settings(Record):
@@ -48,11 +50,19 @@ def engine_changes(first: Settings, second: Settings) -> list[str]:
 
 
 def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    found = {key: (str(one.get(key, ABSENT)), str(other.get(key, ABSENT))) for key in one.keys() | other.keys()}
     return [
-        f"{key} {one.get(key, ABSENT)} → {other.get(key, ABSENT)}"
-        for key in sorted(one.keys() | other.keys())
-        if one.get(key) != other.get(key)
+        f"{key} {' → '.join(_unlike_parts(*found[key]))}" for key in sorted(found) if one.get(key) != other.get(key)
     ]
+
+
+def _unlike_parts(one: str, other: str) -> tuple[str, str]:
+    """Of two lists of words, as the build of a server is one, what is not the same; of all else the whole."""
+    parts, others = PARTS.split(one), PARTS.split(other)
+    unlike = [pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]]
+    if len(parts) != len(others) or not unlike:
+        return one, other
+    return ", ".join(a for a, _ in unlike), ", ".join(b for _, b in unlike)
 
 
 class ArmSettings(Record):
