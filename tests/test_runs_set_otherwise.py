@@ -173,7 +173,7 @@ def test_code_that_was_changed_under_its_version_is_told_beside_the_change(tmp_p
 
 
 def test_of_a_long_list_of_words_what_changed_is_told_alone() -> None:
-    """A server's build stood twice in the line of each figure, two hundred characters, to say that one number differed."""
+    """A server's build stood twice in the line of each figure, to say that one number in it differed."""
     build = "vllm 0.11, model sha256 615463: dropless, float32, chunk {}; model {}"
     one, other = ({"build": build.format(chunk, "tiny"), "threads": 2} for chunk in (512, 4))
     assert changed_settings(_settings(one), _settings(other)) == ["build chunk 512 → chunk 4"]
