@@ -31,10 +31,10 @@ LENGTHS_S = ((5.0, 15.0), (10.0, 30.0), (15.0, 25.0), (18.0, 22.0))
 REMARKS = f"""\
 {N_REQUESTS} requests, {HIGH_W:g} W in the first half of each and {LOW_W:g} W in the second, and a gauge that shows the
 power of an instant every {UPDATE_S:g} s. Lengths of requests and the gauge's phase are drawn anew for each window.
-*Within two σ*: windows whose true joules lie within two of the stated standard uncertainties; ours, and by the readings alone, without
-the places in the requests at which they were taken. A note tells trials that met requests nearly in step. σ and error:
-root mean squares over windows, as a share of the joules. In the last row all requests last as long as the gauge's
-update, and the worst of its phases counts.
+*Within two σ*: windows whose true joules lie within two of the stated standard uncertainties; ours, and by the readings
+alone, without the places in the requests at which they were taken. A note tells trials that met requests nearly in
+step. σ and error: root mean squares over windows, as a share of the joules. In the last row all requests last as long
+as the gauge's update, and the worst of its phases counts.
 [What this is about](../figures.md#loads-in-step-with-a-gauge)."""
 
 
