@@ -136,7 +136,12 @@ class Store:
                 store = cls._connect(directory)
                 undo.callback(store.close)
                 store._remove_orphans()
-            except (OSError, sqlite3.Error) as error:
+            except OSError as error:
+                raise StoreError(
+                    f"{directory} cannot be written ({error.strerror or error}); make it writable (chmod), make room,"
+                    " or go on with a copy of it"
+                ) from error
+            except sqlite3.Error as error:
                 raise StoreError(damaged(directory / DATABASE, error)) from error
             undo.pop_all()
         return store

@@ -27,6 +27,19 @@ from tests.store_checks import (
     in_new_process,
 )
 
+# --- folders that take nothing ---------------------------------------------------------------------------------------
+
+
+def test_a_run_in_a_folder_that_takes_nothing_is_not_called_damaged(directory: Path) -> None:
+    """`run --resume` on a disk for reading sent to sqlite3's .recover."""
+    Store.create(directory, INFO, CELLS).close()
+    (directory / "run.lock").unlink(missing_ok=True)
+    (directory / "run.lock").mkdir()
+    with pytest.raises(StoreError, match=r"run cannot be written \(Is a directory\); .* go on with a copy") as caught:
+        Store.open(directory)
+    assert "damaged" not in str(caught.value)
+
+
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
