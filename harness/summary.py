@@ -160,7 +160,9 @@ def _standing(figure: ArmFigure, best: str) -> str:
     """ "0.36× [0.33,0.40] fastest": on a narrow terminal it folds at its blanks."""
     interval = figure.interval.replace(", ", ",") if figure.interval.startswith("[") else ""
     note = f"({figure.note})" if figure.note else ""
-    return " ".join(filter(None, [figure.ratio + note, interval, best if figure.is_best else ""]))
+    # Without a ratio to others, the figure itself.
+    value = f"({figure.value})" if figure.value and (figure.is_baseline or figure.order is None) else ""
+    return " ".join(filter(None, [figure.ratio + note, value, interval, best if figure.is_best else ""]))
 
 
 def _counted(rows: Sequence[Row]) -> Iterator[str]:

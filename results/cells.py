@@ -16,6 +16,8 @@ from results.swept import parts_of
 from results.trials import Trial
 from results.units import format_share
 
+COUNT = re.compile(r"\b([0-9]+) of ([0-9]+)\b")
+"""What a note counts, and of how many."""
 CONTENDED = "contended"
 """The mark of a trial in whose window other processes took too much of the CPU."""
 THROTTLED = "throttled"
@@ -206,9 +208,24 @@ def _notes(run: RunData) -> Iterator[str]:
         arms_of[cell.workload].add(cell.engine)
         for note in trial.notes:
             saying[cell.workload, note].add(cell.engine)
+    alike: defaultdict[tuple[str, str, frozenset[str]], list[str]] = defaultdict(list)
     for (workload, note), arms in saying.items():
-        whose = "" if arms == arms_of[workload] else f"{', '.join(arm for arm in in_order if arm in arms)} · "
-        yield f"{whose}{workload}: {note}."
+        alike[workload, COUNT.sub("", note), frozenset(arms)].append(note)
+    for (workload, _, own), notes in alike.items():
+        whose = "" if own == arms_of[workload] else f"{', '.join(arm for arm in in_order if arm in own)} · "
+        yield f"{whose}{workload}: {_in_one(notes)}."
+
+
+def _in_one(notes: Sequence[str]) -> str:
+    """Of notes of several trials that differ in what they count: "6 to 12 of 20 tokens"."""
+    counts = zip(*(COUNT.findall(note) for note in notes), strict=True)
+    told = iter([" of ".join(map(_range, zip(*one, strict=True))) for one in counts])
+    return COUNT.sub(lambda _: next(told), notes[0])
+
+
+def _range(numbers: Sequence[str]) -> str:
+    least, most = min(numbers, key=int), max(numbers, key=int)
+    return least if least == most else f"{least} to {most}"
 
 
 def _absent_baseline(run: RunData) -> Iterator[str]:

@@ -197,6 +197,17 @@ def test_a_baseline_that_went_onto_no_device_is_told() -> None:
         assert told not in notes(baseline, arm)
 
 
+def test_notes_of_repeats_that_count_otherwise_stand_in_one_line() -> None:
+    """Of a server each repeat had a line of its own: thirty repeats, thirty lines that said the same."""
+    shared = "{} of {} tokens came together with others"
+    repeats = [trial(repeat=i, notes=(shared.format(n, 20), "2 of 2 began late")) for i, n in enumerate((12, 6, 8))]
+    (workload,) = {cell().workload}
+    assert disturbances(run([cell()], repeats))[:2] == [
+        f"{workload}: 6 to 12 of 20 tokens came together with others.",
+        f"{workload}: 2 of 2 began late.",
+    ]
+
+
 def test_a_cell_left_out_is_told_in_the_report() -> None:
     data = run([cell()], [trial()])
     info = data.info.model_copy(update={"left_out": ("fixed_lengths[prompt_tokens=65536]: 4 of 4 requests skipped",)})

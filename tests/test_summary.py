@@ -92,6 +92,9 @@ def test_the_answer_of_the_first_screen_stands_at_the_end_with_names_and_times_t
     answer = "\n".join(said[start:])
     (tiers,) = (line for line in said[start:] if line.strip().startswith("tiers"))
     assert "0.52× [0.46,0.58] fewest joules" in tiers
+    (exact,) = (line for line in said[start:] if line.strip().startswith("exact "))
+    assert "1× (6.1 J)" in exact, "of what the others are times: (6 + 6.1 + 6.2) / 3"
+    assert "1× (75 % of 20)" in exact
     assert "0.8× [0.6,1.1]" in tiers
     assert "Fewest joules for certain: tiers, 0.52× [0.46, 0.58]." in answer
     assert "Most accurate: not certain between exact, tiers (their difference may be 0)." in answer
