@@ -99,6 +99,25 @@ def test_a_last_run_that_stands_off_is_unreliable_and_more_like_it_are_a_regress
     assert judged(tmp_path / "more")["b"].verdict == "REGRESSION"
 
 
+@pytest.mark.parametrize(
+    ("baseline", "verdict", "percent"), [(3, "REGRESSION", 5), (3, "IMPROVED", -5), (1, "UNRELIABLE", 5)]
+)
+def test_what_changes_right_behind_the_baseline_does_not_pass(
+    tmp_path: Path, baseline: int, verdict: str, percent: int
+) -> None:
+    """Runs of a baseline that are fewer than a level takes were put on the level of the runs behind them."""
+    write_history(tmp_path, 20, slower(percent, baseline), arms=("a", "b"))
+    found = judged(tmp_path, baseline=baseline)
+    assert (found["a"].verdict, found["b"].verdict) == ("PASS", verdict)
+    if baseline == 3:
+        assert found["b"].since is not None
+        # A level takes four runs: by chance the first of the new ones is on the old one.
+        assert found["b"].since.folder in ("run003", "run004")
+        assert found["b"].change == pytest.approx(math.log(1 + percent / 100), abs=0.015)
+    else:
+        assert "the baseline's runs stand off by" in found["b"].reason
+
+
 def test_a_baseline_on_two_levels_is_none(tmp_path: Path) -> None:
     write_history(tmp_path, 20, slower(5, 10), arms=("a", "b"))
     one = judged(tmp_path, baseline=15)["b"]

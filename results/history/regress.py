@@ -255,6 +255,19 @@ class _Line:
         ends = self._standing_off(none.series, last, aa)
         if base is not last:
             found = _with_change(found, levels, base, last, noise)
+        if (off := self._off_its_level(none.series, base, at)) is not None:
+            size, error, degrees = off
+            # The newer runs of its level are a level by themselves, if they are enough.
+            if len(at) < LEAST_AA or base is not last or list(at) != list(range(base.first, base.first + len(at))):
+                words = (
+                    f"the baseline's runs stand off by {none.series.shown(-size)} from those they are on a level with"
+                )
+                return replace(found, reason=f"{words}, and are too few to be one: mark {LEAST_SEGMENT} that are alike")
+            own, half = _mean_x(none.series, at), _quantile(degrees, 0.975) * error
+            found = replace(
+                found, base=none.series.value(own), last=none.series.value(own + size), change=size, low=size - half,
+                high=size + half, p=_p(size, error, degrees), since=none.series.points[at[-1] + 1].run,
+            )  # fmt: skip
         if ends is not None:
             return replace(found, reason=ends)
         return self._told(found, f"{told}, {len(none.series.points)} runs")
@@ -278,6 +291,20 @@ class _Line:
             since=none.series.points[at[-1] + 1].run,
         )  # fmt: skip
         return self._told(found, f"noise of {len(own)} A/A runs, {len(newer)} newer")
+
+    def _off_its_level(self, series: Series, base: Segment, at: Sequence[int]) -> tuple[float, float, int] | None:
+        """(size, its error, degrees) of how far the others of that level are off the baseline's runs, for certain.
+
+        Fewer runs than a level takes are put on that of their neighbours, however far off they are.
+        """
+        x = np.array([point.x for point in series.points])
+        own, others = x[list(at)], np.delete(x[base.first : base.end], [i - base.first for i in at])
+        if len(others) < LEAST_SEGMENT:
+            return None
+        noise = max(float(others.std(ddof=1)), _noise_of_baseline(series, at), ROUNDING)
+        size, error = float(others.mean() - own.mean()), noise * math.sqrt(1 / len(own) + 1 / len(others))
+        is_certain = _p(size, error, len(others) - 1) < P_VALUE and abs(size) > self._asked.least
+        return (size, error, len(others) - 1) if is_certain else None
 
     def _standing_off(self, series: Series, last: Segment, aa: float) -> str | None:
         """Last runs that are off the level before them, and too few to be one. Their own distance is in no noise."""
@@ -320,6 +347,10 @@ def _with_change(found: Judged, levels: Levels, base: Segment, last: Segment, no
         found, change=size, low=size - half, high=size + half, since=since,
         p=min(1.0, len(found.series.points) * _p(size, error, levels.degrees)),
     )  # fmt: skip
+
+
+def _mean_x(series: Series, at: Sequence[int]) -> float:
+    return float(np.mean([series.points[i].x for i in at]))
 
 
 def _noise_of_baseline(series: Series, at: Sequence[int]) -> float:
