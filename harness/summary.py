@@ -305,6 +305,8 @@ def _notes(rows: list[dict[str, Any]], meters: Mapping[tuple[str, str], str]) ->
     scored = any(_known(r["accuracy_low"]) for r in rows)
     of_scores = "; [ ] is that of an accuracy over its samples" if scored else ""
     notes = [f"± is as far as the farther end of the 95 % interval over the trials{of_scores}; n: trials."]
+    if any(_known(r["energy_uncertainty_percent"]) for r in rows):
+        notes.append("In a title ± is one standard uncertainty of a window's joules.")
     for device in dict.fromkeys(str(r["device"]) for r in rows if r["energy_method"] == "modelled"):
         why = "CPU time x watts of a sheet"
         if device.startswith(MODEL_PREFIX):

@@ -89,6 +89,7 @@ def test_a_terminal_says_that_joules_of_a_sheet_have_no_stated_error_and_what_is
     assert "joules modelled, error not stated" in said
     assert "against its source, ratios between arms came out -52 to +25 % (seconds) and -71 to +59 % (joules)" in said
     assert "±" not in said.split("± is as far")[0]
+    assert "standard uncertainty" not in said
 
 
 def test_what_the_sheet_says_of_its_misses_is_what_the_calibration_finds() -> None:

@@ -60,6 +60,14 @@ def test_the_half_beside_a_mean_reaches_its_intervals_farther_end() -> None:
     assert re.search(r"\b2±13\b", printed(run([cell()], trials)))
 
 
+def test_each_of_the_two_meanings_of_plus_or_minus_is_told() -> None:
+    """Each window states 5 % of its joules as one standard uncertainty; the note said that all ± are of intervals."""
+    said = printed(two_arms("10", "10"))
+    assert "joules counter (±5.00 % each)" in said
+    assert "± is as far as the farther end of the 95 % interval over the trials" in said
+    assert "In a title ± is one standard uncertainty of a window's joules." in said
+
+
 def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
     said = printed(two_arms("1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1"), width=80)
     assert max(map(len, said.splitlines())) <= 80

@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
             return f"counter and power samples not compared: {self.counter.reason or self.power.reason}"
         figures = (
             f"counter {self.counter.energy_j:.4g} J, power samples {self.power.energy_j:.4g} J"
-            f" in {self.counter.duration_s:.3g} s (+- {COVERAGE * self.uncertainty_j:.2g} J)"
+            f" in {self.counter.duration_s:.3g} s ({COVERAGE * self.uncertainty_j:.2g} J apart is allowed)"
         )
         if self.unread_s > 0:
             figures += f", without {self.unread_s:.3g} s in which one of them was not read"
