@@ -34,7 +34,7 @@ from results.history.marks import baseline_runs
 from results.history.places import LEAST_SEGMENT, P_VALUE
 from results.history.points import CellPoint, Figure, RunPoint
 from results.history.regress_notes import not_judged, notes_of
-from results.history.series import Series, anchored, same_way, series_of
+from results.history.series import Lacking, Series, anchored, same_way, series_of
 from results.history.unlike import What, unlike_cells, unlike_environments, unlike_figures
 
 LEAST_AA: Final = 3
@@ -186,6 +186,7 @@ class _Line:
         bases: list[tuple[CellPoint, Figure]] = []
         left_out: Counter[str] = Counter()
         behind: list[tuple[RunPoint, str]] = []
+        lacking: list[Lacking] = []
         for run, cells in runs:
             cell = cells.get(self._cell.key)
             if run.is_unfinished:
@@ -200,6 +201,8 @@ class _Line:
             figure = same_way(self._figure, cell.by_key.get(self._figure.key, []))
             if figure is None:
                 left_out[NONE_COUNTS] += 1
+                if self._unlike(run, cell) is None:
+                    lacking.append(Lacking(run, cell, cells.get(self._anchor.key) if self._anchor else None))
                 behind.append((run, NONE_COUNTS))
                 continue
             why = self._unlike(run, cell, figure)
@@ -215,9 +218,9 @@ class _Line:
                 continue
             kept.append((run, cell, figure))
             behind = []
-        if bases:
-            return anchored((*one, *base) for one, base in zip(kept, bases, strict=True)), left_out, behind
-        return series_of(kept), left_out, behind
+        pairs = ((*one, *base) for one, base in zip(kept, bases, strict=True)) if bases else ()
+        series = anchored(pairs) if bases else series_of(kept)
+        return replace(series, lacking=tuple(lacking)), left_out, behind
 
     def _anchored_by(
         self, cells: dict[tuple[str, str, str, str], CellPoint], figure: Figure
@@ -229,12 +232,12 @@ class _Line:
         way = figure.method, figure.meter, figure.unit
         return (cell, found) if found is not None and (found.method, found.meter, found.unit) == way else None
 
-    def _unlike(self, run: RunPoint, cell: CellPoint, figure: Figure) -> str | None:
+    def _unlike(self, run: RunPoint, cell: CellPoint, figure: Figure | None = None) -> str | None:
         device, allowed = self._cell.device, self._asked.allowed
         found = [
             *unlike_environments(self._first.environments.get(device), run.environments.get(device)),
             *unlike_cells(self._cell, cell),
-            *unlike_figures(self._figure, figure, (self._cell, cell), allowed),
+            *(unlike_figures(self._figure, figure, (self._cell, cell), allowed) if figure is not None else ()),
         ]
         return next((f"other {one.what} ({one.words})" for one in found if one.what not in allowed), None)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +33,14 @@ class Point(NamedTuple):
     anchor: CellPoint | None = None
 
 
+class Lacking(NamedTuple):
+    """A run that has the cell, and not this figure of it: it tells what the arm was set to. anchor: of the same run."""
+
+    run: RunPoint
+    cell: CellPoint
+    anchor: CellPoint | None
+
+
 @dataclass(frozen=True)
 class Series:
     """points: the oldest first, at most `MOST_POINTS`. is_log: whether x is a logarithm. Without points: why."""
@@ -41,6 +48,7 @@ class Series:
     points: tuple[Point, ...]
     is_log: bool
     is_anchored: bool = False
+    lacking: tuple[Lacking, ...] = ()
 
     def levels(self) -> Levels:
         return find_levels([p.x for p in self.points], [p.error for p in self.points])
@@ -53,22 +61,32 @@ class Series:
         return f"{number:+.{1 if abs(number) >= 1 else 2}f} {'%' if self.is_log else 'points'}"
 
     def settings_changed(self, after: int = 0) -> list[tuple[RunPoint, str]]:
-        """Runs behind this point whose arm, or whose anchor, was set otherwise than in the point before, or rests on
+        """Runs behind this point whose arm, or whose anchor, was set otherwise than in the one before, or rests on
         other files and variables: of a run that did not keep them nothing is known."""
-        found = []
-        rests: Mapping[str, str] = self.points[after].run.rests if self.points else {}
-        for one, other in pairwise(self.points[after:]):
-            words = changed_settings(one.cell.settings, other.cell.settings)
+        found: list[tuple[RunPoint, str]] = []
+        if not self.points:
+            return found
+        one, *others = self._runs_since(self.points[after])
+        rests: Mapping[str, str] = one.run.rests
+        before, base = one.cell, one.anchor
+        for other in others:
+            words = changed_settings(before.settings, other.cell.settings)
             rested = changed_rests(rests, other.run.rests, other.cell.model, other.cell.device)
-            if one.anchor is not None and other.anchor is not None:
-                anchors = changed_settings(one.anchor.settings, other.anchor.settings)
-                words += [f"the anchor's {word}" for word in anchors]
+            if base is not None and other.anchor is not None:
+                words += [f"the anchor's {word}" for word in changed_settings(base.settings, other.anchor.settings)]
                 rested += changed_rests(rests, other.run.rests, other.anchor.model, other.anchor.device)
             words += [f"the run's {word}" for word in dict.fromkeys(rested)]
             rests = known_rests(rests, other.run.rests)
+            before, base = other.cell, other.anchor or base
             if words:
                 found.append((other.run, ", ".join(words)))
         return found
+
+    def _runs_since(self, first: Point) -> list[Point | Lacking]:
+        """The oldest first, with those that lack the figure: an arm was set otherwise in one of them, too."""
+        runs: list[Point | Lacking] = [*self.points, *self.lacking]
+        runs.sort(key=lambda one: (one.run.created_at, one.run.folder))
+        return runs[runs.index(first) :]
 
     def size(self, x: float) -> float:
         """A difference of x as a share, of scores as it is."""
