@@ -414,6 +414,50 @@ def test_a_figure_that_the_newest_runs_lack_is_named_and_not_its_whole_arm(tmp_p
     assert told == f"No verdict of a ({named}) is of the newest runs, run008 to run009: no trial of it counts."
 
 
+@pytest.mark.parametrize("anchor", [None, "b"])
+def test_a_setting_that_changed_in_a_run_without_a_figure_is_told_of_that_run_alone(
+    tmp_path: Path, anchor: str | None
+) -> None:
+    """Figures that the run lacks said "since" the run behind it, so one change stood there twice."""
+    settings = narrower_since(5, "a", "b")
+    for day in range(10):
+        cells = [
+            cell(f"cell{i:04d}", engine=arm, label=arm, engine_parameters=settings(day, arm))
+            for i, arm in enumerate("ab")
+        ]
+        trials = [
+            made_trial(f"cell{i:04d}", k, 1.0 + 0.001 * k, energy_j=4.0 if day != 5 else None)
+            for i in range(2)
+            for k in range(3)
+        ]
+        write_run(tmp_path / f"run{day:03d}", cells, trials, day=day)
+    with open_history(tmp_path) as found:
+        mark(found, "good", ["run000", "run001", "run002"], add=False)
+        result = regress(found, "good", Asked(anchor))
+    words = "arithmetic not set → int8"
+    told = f"run005: {words}" + (f", the anchor's {words}" if anchor else "")
+    judged_arm = [one for one in result.judged if one.arm == "a" and one.figure.kind in ("time", "energy")]
+    assert {one.figure.kind for one in judged_arm} == {"time", "energy"}
+    assert {one.settings_changed for one in judged_arm} == {(told,)}
+    assert sum(words in note for note in result.notes) == 1 + bool(anchor)
+
+
+def test_a_baseline_of_the_folder_above_is_named_with_the_command_that_makes_it_one_here(tmp_path: Path) -> None:
+    """It said that there are no baselines yet, right after one was made."""
+    write_history(tmp_path / "runs/n", 10, slower(0, 0))
+    runs = tmp_path / "runs"
+    made = joulebench(
+        "baseline", "set", "good", "n/run000", "n/run001", "n/run002", "--history", str(runs), cwd=tmp_path
+    )
+    refused = joulebench("regress", "--baseline", "good", "runs/n", cwd=tmp_path)
+    assert (made.code, refused.code) == (0, 2)
+    assert "runs has a baseline good: give runs as the folder of runs, or mark its runs here too: " in refused.stderr
+    command = "joulebench baseline set good run000 run001 run002 --history runs/n"
+    assert f"`{command}`" in refused.stderr
+    assert joulebench(*command.split()[1:], cwd=tmp_path).code == 0
+    assert joulebench("regress", "--baseline", "good", "runs/n", cwd=tmp_path).code == 0
+
+
 def test_figures_of_which_nothing_can_be_said_stand_in_a_line(tmp_path: Path) -> None:
     """344 rows of a night's history said nothing, and hid what was worse."""
     arms = ("a", "b", "c", "d", "e")

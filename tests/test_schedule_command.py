@@ -52,6 +52,23 @@ def trials_in(folder: Path) -> list[str]:
         return [trial.trial_id for trial in store.trials()]
 
 
+def test_the_page_s_line_for_cron_works_with_what_cron_sets(tmp_path: Path) -> None:
+    """Its program was in no folder of cron's PATH, and what it said of errors reached no mail."""
+    page = Path(__file__).parents[1] / "docs/schedule.md"
+    (line,) = (line for line in page.read_text("utf-8").splitlines() if " regress --baseline " in line)
+    command = line.split(maxsplit=5)[5].replace("/my/folder", str(tmp_path))
+    command = command.replace("/my/venv/bin/joulebench", str(EXECUTABLE))
+    mail = tmp_path / "bin/mail"
+    mail.parent.mkdir()
+    mail.write_text('#!/bin/sh\necho "$@"\ncat\n')
+    mail.chmod(0o755)
+    (tmp_path / "runs").mkdir()
+    cron = {"HOME": str(tmp_path), "PATH": f"{mail.parent}:/usr/bin:/bin", "SHELL": "/bin/sh"}
+    done = subprocess.run(["/bin/sh", "-c", command], env=cron, capture_output=True, text=True, check=False)
+    mailed = "-s joulebench regress me@example.org\nerror: runs: holds no run yet"
+    assert (done.returncode, done.stdout[: len(mailed)], done.stderr) == (0, mailed, "")
+
+
 def test_a_plan_runs_once_when_it_is_due_and_never_twice(tmp_path: Path) -> None:
     plan(names_of_modules(tmp_path))
     code, said, _ = add(tmp_path, "--quiet", "00-00:01")

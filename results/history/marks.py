@@ -8,6 +8,7 @@ Several runs of one name are runs of the same thing (A/A): how far they are apar
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from results.database import OWNER_ONLY
-from results.history.index import History, HistoryError
+from results.history.index import DEPTH, History, HistoryError
 from results.history.points import RunPoint
 from results.report.files import replace_text
 
@@ -124,8 +125,29 @@ def baseline_runs(history: History, name: str) -> list[RunPoint]:
     except HistoryError as error:
         raise HistoryError(
             f"--baseline {name}: no baseline and no run of {history.directory} is called so;"
-            f" {_known(marks, history.directory)}"
+            f" {_marked_above(history, name) or _known(marks, history.directory)}"
         ) from error
+
+
+def _marked_above(history: History, name: str) -> str | None:
+    """Where a folder above has a baseline of the name: that, and how to have it here. A folder's own baselines count
+    alone, for those of one above may be of other runs."""
+    inside = history.directory.resolve()
+    for above in list(inside.parents)[:DEPTH]:
+        try:
+            own = read_marks(above).get(name, ())
+        except HistoryError:
+            continue
+        if not own:
+            continue
+        shown = os.path.relpath(above)
+        told = f"{shown} has a baseline {name}: give {shown} as the folder of runs"
+        below = [path.relative_to(inside) for path in (above / folder for folder in own) if path.is_relative_to(inside)]
+        if len(below) < len(own):
+            return told
+        command = ("joulebench", "baseline", "set", name, *map(str, below), "--history", str(history.directory))
+        return f"{told}, or mark its runs here too: `{shlex.join(command)}`"
+    return None
 
 
 def _known(marks: Mapping[str, Sequence[str]], directory: Path) -> str:
