@@ -32,6 +32,18 @@ def test_a_counter_is_one_line_and_reaches_csv_page_and_terminal() -> None:
     assert not {"hits", "misses"} & set(tables.tidy(data)["metric"])
 
 
+def test_an_arm_that_counts_nothing_is_not_called_counted() -> None:
+    """Figures of a server are missing in every column, and the column of methods said that they were counted."""
+    data = run(
+        [cell("a", engine="dropless"), cell("b", engine="vllm")],
+        [trial("a", counters=EngineCounters(routed_pairs=8, bytes_exchanged=640)), trial("b", counters=None)],
+    )
+    found = {t.title: [arm for _, arms in t.parts for arm in arms] for t in page_context(data)["figure_tables"]}
+    for title in ("Experts", "Exchanges"):
+        assert [arm.method for arm in found[title]] == [("counted",), ("missing",)]
+        assert {entry.text for entry in found[title][1].entries} == {"missing"}
+
+
 def test_what_a_cache_hit_and_missed_has_rows_where_there_is_one() -> None:
     data = one_cell(trial(counters=EngineCounters(routed_pairs=8, hits=3, misses=5, bytes_moved=7)))
     assert [row(data, metric)["mean"] for metric in ("hits", "misses", "bytes_moved")] == [3, 5, 7]

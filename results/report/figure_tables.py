@@ -356,6 +356,9 @@ def _methods(rows: Sequence[Row], subject: Subject, trials: Sequence[Trial]) -> 
         return tuple(
             dict.fromkeys(row["method"] for row in rows if row["metric"] in ("compute_rate", "weight_read_rate"))
         )
+    own = {column.metric for column in subject.columns}
+    if subject.title in get_args(Table) and all(pd.isna(row["mean"]) for row in rows if row["metric"] in own):
+        return ("missing",)
     if subject.title == "Copied experts":
         return ("bytes counted", "times measured")
     if subject.title in get_args(Table):
