@@ -34,6 +34,8 @@ from results.uncertainty import CounterErrors, MeanErrors, PartRead, PowerErrors
 from results.units import format_duration
 
 MIN_UPDATES = 10
+MAX_SLIVERS = 0.02
+"""Of a window's time: intervals below one update that together last less do not decide how long its intervals are."""
 EDGE_TOLERANCE_S = 1e-6
 MAX_JUMP_SIGMA = 0.2
 """Of a window's energy: one step that may be no joule at all, and holds more, leaves none."""
@@ -238,7 +240,8 @@ class ComponentEnergy:
         self._check_gaps(edges)
         # A counter read at its own edges needs no sampling interval; watts must be sampled within the interval.
         period_s = update_s if trace.kind == "counter" else max(update_s, trace.sample_interval_s, self._averaged_s)
-        mean_s = float(lengths_s.mean())
+        edges = _without_slivers(edges, period_s)
+        mean_s = float((edges[:, 1] - edges[:, 0]).mean())
         if period_s > 0 and mean_s < MIN_UPDATES * period_s:
             what = "the window is" if len(edges) == 1 else f"{len(edges)} intervals are on average"
             raise UnresolvedError(
@@ -287,6 +290,16 @@ class ComponentEnergy:
             return False
         before_j, behind_j = energy_at(self._curve, np.asarray([start_s, end_s])).tolist()
         return bool(behind_j - before_j + wrap_at_j <= most_w * (end_s - start_s))
+
+
+def _without_slivers(edges: Array, period_s: float) -> Array:
+    """Where loading is set aside, a window has some milliseconds before its program begins, and after it has ended."""
+    lengths_s = edges[:, 1] - edges[:, 0]
+    order = np.argsort(lengths_s)
+    is_sliver = np.cumsum(lengths_s[order]) < MAX_SLIVERS * lengths_s.sum()
+    is_sliver &= lengths_s[order] < period_s
+    kept: Array = edges[np.sort(order[~is_sliver])]
+    return kept
 
 
 def _bounds_s(found: Sequence[_Lasting]) -> Array:

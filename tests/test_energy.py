@@ -246,6 +246,17 @@ def test_short_phases_are_judged_by_their_mean_length() -> None:
     assert "7 intervals are on average 500 ms, 5 updates" in reason(slow, *short)
 
 
+def test_the_moments_around_a_program_do_not_shorten_its_phases() -> None:
+    # The program loads from 1.003 to 2 and from 3.2 to 4, and reads and decodes for 1.2 s each: 12 updates.
+    slow = counter_trace(steps((0, 10.0)), GRID_S, update_s=0.1)
+    phases = ((2.0, 3.2), (4.0, 5.2))
+    around = ((1.0, 1.003), *phases, (5.2, 5.203))
+    assert energy(slow, *around).energy_j == pytest.approx(10.0 * 2.406, abs=0.5)
+    assert "2 intervals are on average 900 ms" in reason(slow, (1.0, 1.003), (2.0, 2.9), (4.0, 4.9))
+    # Each is more than 2 % of the time.
+    assert "4 intervals" in reason(slow, (1.0, 1.06), *phases, (5.2, 5.26))
+
+
 def test_counter_not_read_at_the_edges_of_short_phases_is_unresolved() -> None:
     coarse = counter_trace(steps((0, 10.0)), np.arange(0, 10.01, 0.5))
     assert "1 counter readings per interval" in reason(coarse, (1.4, 1.6), (4.4, 4.6))
