@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from devices.memory import available_bytes
 from engines.base import Engine
@@ -53,7 +54,9 @@ class AnswersGate:
             return Passed()
         name, model = plan.cell.engine, f"{plan.model.source}, {plan.model.dtype}"
         if isinstance(engine, AnswersAside) and engine.why_silent is not None:
-            return Passed(notes=(f"{name}: whether it answers right is not seen: {engine.why_silent}",))
+            file = "its model" if spec.model_file is None else Path(spec.model_file).name
+            unseen = f"whether it answers right is not seen, nor that {file} is {plan.model.source}"
+            return Passed(notes=(f"{unseen}: {engine.why_silent}",))
         key = (spec.model_dump_json(exclude=OF_A_PLACE), model, plan.cell.device)
         if key not in self._passed:
             asked = gate.requests_of(engine.tokenizer.encode_prompt)
@@ -68,7 +71,7 @@ class AnswersGate:
                 note = f"its answers were held against what is known, and not against ours: {ours.why_none}"
                 self._passed[key] = Passed(gate.faults_alone(theirs, reads), (note,))
         found = self._passed[key]
-        return Passed(*(tuple(f"{name}: {one}" for one in said) for said in found))
+        return found._replace(faults=tuple(f"{name}: {one}" for one in found.faults))
 
     def _answered(self, plan: CellPlan, facts: CheckpointFacts) -> Ours:
         if why := _why_not_ours(facts, BYTES[plan.model.dtype]):

@@ -19,6 +19,7 @@ from harness.plan import Plan
 from harness.run_parts import RunParts
 from harness.runner import rule_of
 from harness.schema import EnduranceSpec, EngineSpec
+from harness.tuning.tuned_plans import is_phone
 from results.records import Request
 from workloads.fitting import most_prompt_tokens
 
@@ -46,6 +47,13 @@ def estimate(plan: Plan, run_parts: RunParts) -> list[CellEstimate]:
     """For each cell: counts of tokens, and seconds from a matrix-product probe of this machine."""
     flop_per_s = _probe_flop_per_s()
     return [_estimate_cell(plan, c, run_parts, flop_per_s) for c in plan.cells]
+
+
+def guessed_words(found: Sequence[CellEstimate]) -> str:
+    """How the speeds were had, and for which devices they say nothing."""
+    phones = dict.fromkeys(e.cell_plan.cell.device for e in found if is_phone(e.cell_plan.cell.device))
+    words = "speeds are guessed from a probe of this machine"
+    return f"{words}, which says nothing of {', '.join(phones)}" if phones else words
 
 
 def _estimate_cell(plan: Plan, cell_plan: CellPlan, run_parts: RunParts, flop_per_s: float) -> CellEstimate:

@@ -369,7 +369,7 @@ def show_run(
 
 
 def _print_dry_run(plan: Plan, run_parts: RunParts, console: Console, as_json: bool) -> None:
-    from harness.estimate import estimate
+    from harness.estimate import estimate, guessed_words
     from results.units import format_long_duration
 
     found = estimate(plan, run_parts)
@@ -393,4 +393,6 @@ def _print_dry_run(plan: Plan, run_parts: RunParts, console: Console, as_json: b
             console.print(note, markup=False, highlight=False)
         if _is_measured(plan):
             console.print(DEVICES_NOT_LOOKED_AT, markup=False, highlight=False)
-        console.print(f"about {format_long_duration(total_s)} (decode tokens at most; speeds are guessed from a probe)")
+        console.print(
+            f"about {format_long_duration(total_s)} (decode tokens at most; {guessed_words(found)})", highlight=False
+        )

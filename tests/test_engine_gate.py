@@ -219,7 +219,10 @@ def test_an_engine_that_shows_no_answer_is_told_in_the_words_of_its_road(tmp_pat
     parts, cell = prepared(arm | {"model_file": str(tmp_path / "m.gguf")}, LENGTHS)
     found = parts.arm(cell)
     parts.close()
-    told = "lb: whether it answers right is not seen: it makes up its prompts, and shows no answer"
+    told = (
+        "whether it answers right is not seen, nor that m.gguf is bundled:tiny-qwen3-moe: it makes up its prompts, and"
+        " shows no answer"
+    )
     assert found.gate == ((), (told,))
     assert isinstance(found.engine, ProgramEngine)
     road = road_words(Road(arithmetic="llama-bench", dtype=None, n_threads=1, answers_are_seen=False))
@@ -252,7 +255,7 @@ def test_where_our_weights_are_not_here_or_do_not_fit_what_is_known_stands_in(
     passed = AnswersGate(load).passed(cell, SaysParis(), facts)  # type: ignore[arg-type]
     assert passed.faults == ()
     assert len(passed.notes) == 1
-    assert passed.notes[0].startswith("et: its answers were held against what is known, and not against ours: ")
+    assert passed.notes[0].startswith("its answers were held against what is known, and not against ours: ")
     assert why in passed.notes[0]
 
 

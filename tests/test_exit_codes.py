@@ -25,6 +25,7 @@ from results.store import StoreError
 from tests.command import joulebench, run_python
 from tests.conftest import FinishedRun
 from tests.fakes.machine import FakeBench
+from tests.fleet_phones import phones_plan
 from tests.plans import FAST, raw_plan, write_plan
 from tests.run_builders import ENVIRONMENT
 from tests.test_contention import shared
@@ -363,3 +364,12 @@ def test_a_dry_run_says_that_it_looks_at_no_device(finished_run: FinishedRun) ->
     assert done.exit_code == 0, done.stderr
     assert "not looked at: devices and meters; `joulebench doctor` tests them" in done.stdout
     assert re.search(r"about ([1-9]\d* s|[\d.]+ (minutes|hours|days)) \(decode tokens at most", done.stdout)
+    assert "from a probe of this machine)" in " ".join(done.stdout.split())
+
+
+def test_a_dry_run_says_that_a_probe_of_this_machine_tells_no_phone_s_speed(tmp_path: Path) -> None:
+    path = write_plan(tmp_path / "plan.toml", phones_plan(tmp_path, 1))
+    done = CliRunner().invoke(app, ["run", str(path), "--dry-run"])
+    assert done.exit_code == 0, done.stderr
+    of = "a probe of this machine, which says nothing of adb:FAKE0001, adb:FAKE0002, adb:FAKE0003)"
+    assert of in " ".join(done.stdout.split())
