@@ -28,6 +28,7 @@ from harness.matrix import CellPlan, Part, external_engines, own_engines
 from harness.plan_values import shown
 from harness.problems import nearest
 from harness.schema import AnyEngineSpec, EngineSpec
+from results.meter_units import SEE_NO_CPU, SEE_NO_GPU
 from results.records import MODEL_PREFIX
 
 
@@ -58,8 +59,6 @@ def sheet_problems(device: DeviceSpec) -> tuple[str, ...]:
     return ()
 
 
-SEE_NO_CPU, SEE_NO_GPU = frozenset({"nvml"}), frozenset({"rapl", "perf", "modelled"})
-"""Meters that are of one unit alone, on any machine."""
 COMPUTE_ELSEWHERE = frozenset({"openai", "coreml"})
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 """Is there where a driver of NVIDIA's is loaded."""

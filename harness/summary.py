@@ -13,6 +13,7 @@ from harness.asked_summary import print_asked_tables
 from harness.terminal import print_whole, table_of_arms
 from results.cells import disturbances, usable, without_figures
 from results.counters import COUNTERS
+from results.meter_units import unlike_unit_notes
 from results.operations import extrapolation_notes
 from results.records import MODEL_PREFIX
 from results.rederivation import derivation_notes
@@ -87,6 +88,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
         *placement_notes(run),
         *disturbances(run),
         *not_reached(run),
+        *unlike_unit_notes(run),
     ]
     for note in [*notes, *derivation_notes(run), *lost_trace_notes(run)]:
         console.print(note, markup=False, highlight=False)

@@ -14,6 +14,7 @@ import pandas as pd
 
 from results.cells import counters_of, data_sources, left_out_reason, model_name, own_reason, trials_of, usable
 from results.counters import COUNTERS, Table
+from results.meter_units import see_unlike, unit_of
 from results.records import Cell, Phase
 from results.report.arms import Arm
 from results.report.notes import Noted
@@ -312,9 +313,8 @@ def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequenc
         return Entry(format_count(value))
     scale, _ = units.of(column.metric, column.phase, column.unit)
     unit = f" {row['unit']}" if row["unit"] != column.unit else ""
-    also = [f"{r['meter'] or r['method']}: {format_number(r['mean'])} {r['unit']}" for r in others if r["n"]]
     said = [row["reason"]] if row["n"] < n_trials and row["reason"] else []
-    said += [f"also read by another meter or method: {'; '.join(also)}"] if also else []
+    said += _also_read(row, [r for r in others if r["n"]])
     note = table.note("; ".join(said)) if said else None
     if column.unit == "%" or column.statistic != "mean":
         return Entry(format_number(value / scale) + unit, note=note)
@@ -328,6 +328,24 @@ def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequenc
     low, high = row["ci_low"] / scale, row["ci_high"] / scale
     told = "no spread" if low == high else format_interval(low, high)
     return Entry(format_mean(value / scale, low, high) + unit, (told,), note)
+
+
+def _also_read(row: Row, others: Sequence[Row]) -> list[str]:
+    """What other meters or methods say of the same quantity: of another unit of the machine, or of the same one."""
+    meter = row["meter"]
+    unlike = [r for r in others if see_unlike(meter, r["meter"])]
+    alike = [r for r in others if r not in unlike]
+    said = []
+    if unlike:
+        said.append(
+            f"{meter} sees the {unit_of(meter)} alone; of the {unit_of(unlike[0]['meter'])}, {_by_meter(unlike)};"
+            " neither is the whole machine, and they are not added"
+        )
+    return said + ([f"also read by another meter or method: {_by_meter(alike)}"] if alike else [])
+
+
+def _by_meter(rows: Sequence[Row]) -> str:
+    return "; ".join(f"{r['meter'] or r['method']}: {format_number(r['mean'])} {r['unit']}" for r in rows)
 
 
 def _stated_error(row: Row, rows: Sequence[Row]) -> float | None:

@@ -19,6 +19,7 @@ import pandas as pd
 
 from results.cells import CONTENDED, data_sources, disturbances, mark_words, usable, without_figures
 from results.environments import Environment
+from results.meter_units import unlike_unit_notes
 from results.operations import extrapolation_notes
 from results.printable import on_page
 from results.records import MODEL_PREFIX, Cell, Method
@@ -247,7 +248,7 @@ def warnings_of(run: RunData) -> list[str]:
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
     found += unlike_notes(run) + road_notes(run) + placement_notes(run) + disturbances(run) + not_reached(run)
-    return found + lost_trace_notes(run) + derivation_notes(run)
+    return found + unlike_unit_notes(run) + lost_trace_notes(run) + derivation_notes(run)
 
 
 def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failure, list[int], int]]:
