@@ -27,6 +27,7 @@ from harness.catalog import METERS
 from harness.combinations import mismatch
 from harness.context_checks import context_warnings
 from harness.core_sets import CoreSets
+from harness.decoding_warnings import unlike_decoding
 from harness.device_problems import blind_warning
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
@@ -161,6 +162,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     cells = with_references([_noted(c, facts, run_parts) for c in asking])
     if not cells:
         raise PlanError([f"the plan has no cell to run: {'; '.join(left_out)}"])
+    warnings += unlike_decoding(cells, plan.raw.get("baseline"))
     told = dict.fromkeys(warning for warning in warnings if warning is not None)
     return replace(plan, cells=tuple(cells), left_out=left_out, warnings=tuple(told))
 

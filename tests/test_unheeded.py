@@ -238,6 +238,36 @@ def test_decoding_is_told_where_an_engine_takes_that_road_by_itself(arm: dict[st
     assert all(warning.startswith("engine b: ") for warning in told)
 
 
+BY_PLAN = {"decoding": "plan by plan"}
+LRU = {"technique": {"name": "lru"}, "name": "lru", "expert_memory": "6MB"}
+WAITING = {"technique": {"name": "router-pf"}, "name": "waiting", "expert_memory": "6MB"}
+"""Predicted experts in a cache: each layer waits for its plan, whatever the plan says (decision 0025)."""
+
+
+@pytest.mark.parametrize(
+    ("engines", "baseline", "told"),
+    [
+        ([DROPLESS | BY_PLAN, LRU], None, [("dropless", "lru")]),
+        ([DROPLESS, LRU | BY_PLAN], "lru", [("lru", "dropless")]),
+        ([DROPLESS | BY_PLAN, WAITING], None, []),
+        ([DROPLESS | BY_PLAN, LRU | BY_PLAN], None, []),
+        ([DROPLESS, LRU], None, []),
+        ([DROPLESS, LRU | BY_PLAN, WAITING], None, [("lru", "dropless")]),
+        ([DROPLESS | BY_PLAN, LRU, WAITING], "waiting", []),
+    ],
+)
+def test_arms_that_will_have_no_ratio_by_what_the_plan_chose_are_told_before_they_run(
+    engines: list[dict[str, Any]], baseline: str | None, told: list[tuple[str, str]]
+) -> None:
+    changes: dict[str, Any] = {"engine": engines, "device": [HOST]} | ({"baseline": baseline} if baseline else {})
+    found = [line for line in warnings_of(**changes) if "no ratio" in line]
+    assert [line.partition(": times")[0] for line in found] == [
+        f'engine {chosen}: decoding = "plan by plan", and {other} is decoded in one call of the kernels where they know'
+        " the model's layers"
+        for chosen, other in told
+    ]
+
+
 def test_decoding_of_a_modelled_device_is_told() -> None:
     arm = DROPLESS | {"decoding": "plan by plan"}
     (found,) = warnings_of(engine=[arm], device=[M2_ULTRA])
