@@ -339,6 +339,17 @@ def test_an_arm_goes_onto_no_sheet_that_does_not_price_its_units(
     assert len(plan.cells) == (2 if expected is None else 1)
 
 
+@pytest.mark.parametrize("name", ["dropless", "npumoe"])
+def test_an_arm_onto_a_phone_s_sheet_is_told_what_that_sheet_is_for(name: str) -> None:
+    # Source 002 tells of phones the speed of whole models on choices of cores, and of no operation.
+    phone = {"name": "model:iphone-15"}
+    plan = build_plan(raw_plan(engine=[{"name": "a", "technique": {"name": name}}], device=[HOST, phone]))
+    assert plan.skipped == (
+        "model:iphone-15: a: its sheet has the speeds of choices of cores, for `joulebench reproduce`, and prices no"
+        " technique",
+    )
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
