@@ -63,5 +63,5 @@ def test_page_has_a_row_for_each_component_and_form() -> None:
     ]
     lines = benchmark.page(rows, "The model.").splitlines()
     assert "| experts | int8 | 8.00 | 4.00 | 0.500 | 1.00 | 99.90 | 1.00 | 2.0 ± 0.3 | 10.00 |" in lines
-    assert sum(line.startswith(f"| {component} |") for component in benchmark.COMPONENTS for line in lines) == 70
+    assert sum(line.startswith(f"| {component} |") for component in benchmark.COMPONENTS for line in lines) == 75
     assert sum(line.startswith("| head | int4-g32 by int8 |") for line in lines) == 1

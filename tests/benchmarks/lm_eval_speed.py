@@ -1,6 +1,6 @@
 """How fast the requests of a task are answered: our engine against lm-eval's own `hf` model, one request at a time.
 
-python -m tests.benchmarks.lm_eval_speed [bundled] [large] [--turns 3]
+python -m tests.benchmarks.lm_eval_speed [bundled] [large] [--forms f32 'bf16 by bf16'] [--turns 3]
 
 Both get the same token ids, in the same order, with the same number of threads; both share what they can: ours keeps
 the context of the request before (`reuse_prefix`), `hf` computes choices of one token from one pass over their context.
@@ -29,6 +29,7 @@ from harness.schema import WORKLOAD
 from results.records import Request
 from tests.benchmarks.engine_speed import instructions_here
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.race_forms import BF16_FORM, FORMS
 from tests.benchmarks.race_models import write_model
 from tests.benchmarks.shared_context import data_root
 from tests.benchmarks.timing import Turns, timed
@@ -48,6 +49,8 @@ TARGETS = (3.0, 1.15, 3.0)
 """Times hf's rate. Of BoolQ the two share all that prefix reuse could save."""
 LIMITS = {"bundled": (16, 48, 12), "large": (3, 8, 2)}
 """Items of each task."""
+HF_DTYPES = {"f32": "float32", BF16_FORM: "bfloat16"}
+"""What `hf` computes in beside each form of ours: without a dtype, it takes that of the checkpoint."""
 
 
 def requests_of(task: str, limit: int, tokenizer: Tokenizer, max_length: int) -> list[Request]:
@@ -73,11 +76,11 @@ def ask_hf(hf: Any, requests: Sequence[Request], tokenizer: Tokenizer) -> None:
     texts_of_hf(hf, [tokenizer.decode(list(r.prompt_ids)) for r in requests], settings)
 
 
-def race(folder: Path, what: str, limits: Sequence[int], n_turns: int) -> list[Measurement]:
+def race(folder: Path, what: str, form: str, limits: Sequence[int], n_turns: int) -> list[Measurement]:
     from lm_eval.models.huggingface import HFLM
 
-    checkpoint = load_checkpoint(str(folder), torch.float32)
-    hf = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
+    checkpoint = load_checkpoint(str(folder), torch.float32, FORMS[form].quantise)
+    hf = HFLM(pretrained=str(folder), dtype=HF_DTYPES[form], device="cpu", batch_size=1)
     found = []
     for task, limit, target in zip(TASKS, limits, TARGETS, strict=True):
         engine, alone = (
@@ -100,7 +103,8 @@ def race(folder: Path, what: str, limits: Sequence[int], n_turns: int) -> list[M
                 own.add(limit / took.seconds, took.is_quiet)
         ours, by_hf, by_one = (own.figure(n_turns) for own in turns)
         items = f"{limit} items" if data_root() else f"{limit} bundled samples"
-        conditions = f"{what}, {items}, {THREADS} threads, batch 1, {instructions_here()}"
+        how = "" if form == "f32" else f" {form},"
+        conditions = f"{what},{how} {items}, {THREADS} threads, batch 1, {instructions_here()}"
         found += [
             beside(task, "item/s", conditions, ours, by_hf, "lm-eval hf", target),
             beside(task, "item/s", conditions, ours, by_one, ONE_THREAD, 1.0),
@@ -126,6 +130,7 @@ one thread say what the second one brings: below 1 it would cost more than it gi
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("models", nargs="*", choices=[[], *LIMITS], default=[])
+    parser.add_argument("--forms", nargs="*", choices=HF_DTYPES, default=["f32"])
     parser.add_argument("--turns", type=int, default=3)
     parsed = parser.parse_args(arguments)
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -133,13 +138,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(THREADS)
     found: list[Measurement] = []
     for name in parsed.models or list(LIMITS):
-        if name == "bundled":
-            found += race(BUNDLED, "bundled model", LIMITS[name], parsed.turns)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
+            if name == "large":
                 write_model(LARGE, Path(folder))
                 copy_tokenizer(Path(folder))
-                found += race(Path(folder), LARGE, LIMITS[name], parsed.turns)
+            path, what = (BUNDLED, "bundled model") if name == "bundled" else (Path(folder), LARGE)
+            for form in parsed.forms:
+                found += race(path, what, form, LIMITS[name], parsed.turns)
     write_page(NAME, "Tasks answered, beside lm-eval's hf model", merged(read_json(NAME), found), REMARKS)
 
 

@@ -36,7 +36,7 @@ from engines.model.weights import ModelWeights
 from engines.techniques.presets import dropless
 from results.units import format_number
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_json
-from tests.benchmarks.race_forms import BF16_ATTENTION
+from tests.benchmarks.race_forms import BF16_ATTENTION, INT8_ATTENTION
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
 
 NAME = "quantisation"
@@ -81,8 +81,9 @@ ARMS: dict[str, tuple[Form, dict[str, Arithmetic]]] = {
     **{form: (form, {}) for form in FORMS if form != BASE},
     **{f"{form} by {by}": (form, {"arithmetic": by}) for by, forms in ROUNDED_FORMS.items() for form in forms},
     BF16_ATTENTION: ("int8", {"arithmetic": "int8", "attention_arithmetic": "bf16"}),
+    INT8_ATTENTION: ("int8", {"arithmetic": "int8", "attention_arithmetic": "int8"}),
 }
-"""A form, by fp32 and, of those whose inputs may be rounded, by int8 or bf16; and attention of prompts in bf16."""
+"""A form, by fp32 and, of those whose inputs may be rounded, by int8 or bf16; prompts' attention in bf16 or int8."""
 
 
 # --- texts and the model ----------------------------------------------------------------------------------------------
@@ -279,7 +280,8 @@ def table(found: Sequence[Measurement]) -> list[str]:
 REMARKS = """Each component in each form, beside the same model with all weights in fp32; arithmetic is fp32. In rows
 "by int8" what goes into a product is rounded to 8 bits, with a scale for each 32 inputs, in rows "by bf16" to bf16
 (`quantise.arithmetic`). Where attention is "by bf16", and in rows "with bf16 attention", what attention multiplies is
-rounded too (`quantise.attention_arithmetic`).
+rounded too (`quantise.attention_arithmetic`). In rows "with int8 attention" queries and keys are rounded to 8 bits, and
+the rest of attention to bf16.
 `all` is experts, dense blocks, attention and head together. The embedding, routers and norms stay fp32.
 
 - largest logit error: over all logits. One far above the RMS error is a token that went to other experts, for its
