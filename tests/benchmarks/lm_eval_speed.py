@@ -113,14 +113,15 @@ def race(folder: Path, what: str, form: str, limits: Sequence[int], n_turns: int
 
 
 REMARKS = """Items of a task answered per second, by our engine with `reuse_prefix` and by lm-eval's `hf` model on the
-same checkpoint in fp32. The four endings of a HellaSwag item share a context that `hf` computes four times; the two
-answers of a BoolQ item are one token each, and `hf` takes both from one pass, as we do: what is left there is the ratio
-of two prefills. Ratios within one run; the large model has random weights, and its answers run to the task's limit of
-128 tokens.
+same checkpoint in fp32. In rows "bf16 by bf16" both compute in bf16: `hf` does so with a checkpoint in bf16 where it is
+asked for nothing else, and ours with `quantise.arithmetic = "bf16"`. The four endings of a HellaSwag item share a
+context that `hf` computes four times; the two answers of a BoolQ item are one token each, and `hf` takes both from one
+pass, as we do: what is left there is the ratio of two prefills. Ratios within one run; the large model has random
+weights, and its answers run to the task's limit of 128 tokens.
 
-RULER of the large model: decoding takes 55 to 68 % of our time, the prompt 31 to 44 %, what counts the experts' tokens
-afterwards 1 to 3 % (six items on 27 November, beside other programs). So its ratio is mostly that of two rates of
-decoding. Items share 50 tokens of 896 only.
+RULER of the large model in fp32: decoding takes 55 to 68 % of our time, the prompt 31 to 44 %, what counts the
+experts' tokens afterwards 1 to 3 % (six items on 27 November, beside other programs). So its ratio is mostly that of
+two rates of decoding. Items share 50 tokens of 896 only.
 
 `hf` takes a batch of 1, as we do, and its own choice of how experts are computed. It runs in our process, so OpenMP's
 threads look for work as briefly there as ours let them ([why](../decisions/0028-threads-that-sleep.md)). Rows beside
