@@ -8,7 +8,7 @@ import pytest
 from results.cumulative import cumulative
 from results.energy import energy_between
 from results.records import PowerTrace
-from results.uncertainty import CounterErrors, PartRead, PowerErrors, shared_variance_j2, shows_means
+from results.uncertainty import CounterErrors, PartRead, PowerErrors, Scatter, shared_variance_j2, shows_means
 from tests.fakes.waveforms import StepPower, trace
 
 DT = 0.05
@@ -301,3 +301,22 @@ def test_gains_of_parts_join_in_quadrature_and_one_that_is_not_stated_leaves_no_
     else:
         assert reading.uncertainty_j == pytest.approx(np.hypot(0.8, 3.2))
         assert reading.relative_gain_error == pytest.approx(np.hypot(0.8, 3.2) / 240.0)
+
+
+def test_scatter_of_a_counter_is_that_of_five_steps_on_either_side_of_the_edge() -> None:
+    """10 and 14 W in turns for 20 steps, (14 - 10)^2 each; then 10 W. Of the eleven around the 20th six scatter."""
+    watts = np.where(np.arange(40) < 20, np.resize([10.0, 14.0], 40), 10.0)
+    assert Scatter(watts).near_w2(np.array([0, 8, 19, 39])) == pytest.approx([16.0, 16.0, 16 * 6 / 11, 0.0])
+
+
+def test_what_a_counter_leaves_open_at_two_edges_is_its_age_its_step_its_change_and_its_scatter() -> None:
+    """98 and 102 W in turns, read every 100 ms; edges at a tenth and at half of a step."""
+    m, dt_s, age_j, within_s, step_j = 41, 0.1, 0.3, 0.02, 0.12
+    at_s, watts = np.arange(m, dtype=np.float64) * dt_s, np.resize([98.0, 102.0], m - 1)
+    errors = CounterErrors(at_s, watts, np.full(m, within_s), np.full(m, age_j), step_j)
+    age_and_step_j2 = 2 * (age_j**2 + step_j**2 / 12)
+    # The change of 4 W errs alike at both edges; the scatter of 4 W for itself, at half a step a quarter at most.
+    change_j2 = (4 * dt_s * (0.1 * 0.9 + 0.5 * 0.5)) ** 2
+    scatter_j2 = (4 * dt_s) ** 2 * (0.1 * 0.9 + within_s / (2 * dt_s) + 0.25)
+    found = errors.variance_j2(np.array([[1.01, 2.05]]))
+    assert found == pytest.approx(age_and_step_j2 + change_j2 + scatter_j2)
