@@ -40,7 +40,7 @@ def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
     if outcome.n_failed:
         fail(
             f"{outcome.n_failed} of {outcome.n_ok + outcome.n_failed} trials failed; their reasons are in report.html"
-            " and trials.csv",
+            " and trials.csv. `--resume` measures none of them again: give the plan another --out",
             EXIT_SOME_FAILED,
         )
 

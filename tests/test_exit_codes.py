@@ -367,6 +367,13 @@ def test_a_dry_run_says_that_it_looks_at_no_device(finished_run: FinishedRun) ->
     assert "from a probe of this machine)" in " ".join(done.stdout.split())
 
 
+def test_failed_trials_are_said_not_to_be_measured_again_by_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        tell_outcome(RunOutcome(2, 2), 0.1)
+    assert "2 of 4 trials failed" in (told := capsys.readouterr().err)
+    assert "`--resume` measures none of them again: give the plan another --out" in told
+
+
 def test_a_dry_run_says_that_a_probe_of_this_machine_tells_no_phone_s_speed(tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", phones_plan(tmp_path, 1))
     done = CliRunner().invoke(app, ["run", str(path), "--dry-run"])
