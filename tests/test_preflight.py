@@ -32,7 +32,7 @@ def problems(**changes: Any) -> list[str]:
 def test_an_arm_that_this_processor_does_not_multiply_is_left_out_and_the_plan_is_no_worse(
     quantise: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.kernels.compile.has", lambda what: False)
+    monkeypatch.setattr("engines.kernels.compile.lacking", list)
     monkeypatch.setattr("engines.kernels.tables.why_not_bf16", lambda: "this processor lacks it")
     arm = {"name": "rounding", "technique": {"name": "dropless"}, "quantise": quantise}
     plan = checked(engine=[TIERS | HERE, arm], device=[HOST])
