@@ -161,7 +161,7 @@ def test_a_worker_whose_processor_leaves_an_arm_out_says_which(monkeypatch: pyte
     """It told to give it the same models and data, which it had."""
     rounding = DROPLESS | {"name": "by bf16", "quantise": {"experts": "bf16", "arithmetic": "bf16"}}
     sent = PLAN.model_copy(update={"raw": raw_plan(engine=[DROPLESS, rounding]), "max_cells": 10})
-    monkeypatch.setattr("engines.kernels.compile.has", lambda what: False)
+    monkeypatch.setattr("engines.kernels.compile.lacking", list)
     monkeypatch.setattr("engines.kernels.tables.why_not_bf16", lambda: "this processor lacks it")
     with pytest.raises(RefusedError) as refused:
         OwnRun(sent, "host")

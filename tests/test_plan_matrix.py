@@ -115,7 +115,7 @@ def test_arithmetic_is_a_choice_of_the_plan_that_makes_another_cell() -> None:
 def test_arithmetic_of_attention_and_the_form_of_its_cache_make_another_cell_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engines.kernels.compile.has", lambda what: True)
+    monkeypatch.setattr("engines.kernels.compile.lacking", lambda needs: [])
     narrow = DROPLESS | {"quantise": {"experts": "int8", "arithmetic": "int8"}}
     for asked in ({"attention_arithmetic": "bf16"}, {"attention_arithmetic": "int8"}, {"cache": "fp16"}):
         rounding = {"name": "rounding", "quantise": narrow["quantise"] | asked}
@@ -139,7 +139,7 @@ def test_what_is_so_anyway_may_be_said_and_makes_no_other_cell(asked: dict[str, 
 def test_bf16_arithmetic_is_skipped_where_the_processor_has_none(
     quantise: dict[str, str], has_bf16: bool, planned: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.kernels.compile.has", lambda what: has_bf16)
+    monkeypatch.setattr("engines.kernels.compile.lacking", lambda needs: [] if has_bf16 else list(needs))
     arm = DROPLESS | {"name": "rounding", "quantise": quantise}
     plan = build_plan(raw_plan(engine=[DROPLESS | {"name": "plain"}, arm]))
     assert {c.cell.engine for c in plan.cells} == planned

@@ -437,7 +437,7 @@ def test_forms_of_the_options_are_those_of_the_engine() -> None:
 def test_bf16_arithmetic_is_not_served_where_the_processor_has_none(
     weights: str, options: list[str], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.kernels.compile.has", lambda what: False)
+    monkeypatch.setattr("engines.kernels.compile.lacking", list)
     told = CliRunner().invoke(app, ["serve", MODEL, "--weights", weights, *options])
     assert told.exit_code == 2
     assert f"--weights {weights}: this processor lacks AVX-512 BF16; leave {key} out" in told.output
