@@ -10,8 +10,9 @@ import pytest
 
 from results.idle import idle_baseline
 from results.records import IdleBaseline, PowerTrace
+from tests.benchmarks.idle_strays import errors_in_sigma
 from tests.energy_readings import counted, energy
-from tests.fakes.waveforms import StepPower, counter_trace, trace
+from tests.fakes.waveforms import trace
 
 # --- idle and net ----------------------------------------------------------------------------------------------------
 
@@ -52,30 +53,11 @@ def test_uncertainty_of_the_idle_power_grows_with_the_window() -> None:
     assert energy(flat(30.0, 0, 10), (1.0, 9.0), idle=idle).net_uncertainty_j == pytest.approx(0.3 * 8)
 
 
-def straying(rng: np.random.Generator, watts: float, until_s: float) -> StepPower:
-    """Power that strays by 2 W for half a second at a time: its own value again after each 50 ms, and new chance."""
-    keeps, edges_s = math.exp(-0.05 / 0.5), np.arange(0.0, until_s + 0.05, 0.05)
-    off_w = [2.0 * rng.standard_normal()]
-    for _ in edges_s[2:]:
-        off_w.append(keeps * off_w[-1] + 2.0 * math.sqrt(1 - keeps**2) * rng.standard_normal())
-    return StepPower(edges_s, watts + np.array(off_w))
-
-
 def test_idle_power_that_strays_by_itself_is_in_the_uncertainty_of_net_energy() -> None:
     """20 W idle and 50 W more for 20 s, idle times of 6 s: of how far these differ alone, 56 of 100 lay within."""
-    z = []
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        before, window, after = (
-            counter_trace(straying(rng, watts, until_s), np.arange(0.5, until_s - 0.5, 0.05), 1e-3)
-            for watts, until_s in ((20.0, 7.0), (70.0, 23.0), (20.0, 7.0))
-        )
-        reading = energy(window, (1.0, 21.0), idle=idle_baseline("m", [before], [after]))
-        assert reading.net_energy_j is not None, reading.reason
-        assert reading.net_uncertainty_j is not None
-        z.append((reading.net_energy_j - 50.0 * 20) / reading.net_uncertainty_j)
-    assert np.mean(np.abs(z) <= 3) >= 0.95
-    assert np.mean(np.abs(z) <= 1) <= 0.9  # and is no wider than it has to be
+    z = np.abs(errors_in_sigma(keeps_s=0.5, idle_s=6.0, n_windows=60))
+    assert np.mean(z <= 3) >= 0.95
+    assert np.mean(z <= 1) <= 0.9  # and is no wider than it has to be
 
 
 @pytest.mark.parametrize("step_j", [0.0, 1.5])

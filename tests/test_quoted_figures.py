@@ -59,3 +59,12 @@ def test_misses_of_fitted_sheets_are_those_of_the_validation(bits: str) -> None:
             assert re.search(rf"\| {names.get(name, name)}( \(.*?\))? \| {prompts} \| {token} \|", page), name
         else:
             assert re.search(rf"{name} (is missed )?by {prompts} and {token}", page), name
+
+
+def test_idle_power_that_strays_is_quoted_as_it_was_simulated() -> None:
+    two, three, longer_two, longer_three = (f"{row.ours:.0f}" for row in read_json("idle-strays"))
+    assert (
+        f"for half a second, idle times of 7.5 s, a window of 20 s: {two} of 100 windows lie within twice the ± and"
+        f" {three} within three times; where it strays for 2 s, [{longer_two} and {longer_three}]("
+        in words_of("figures.md")
+    )
