@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -290,7 +291,7 @@ def test_what_plans_refuse_is_not_offered_to_them(tmp_path: Path) -> None:
     pages = {}
     for profile in (holds, lost):
         write_session(session, profile, tmp_path)
-        page = (tmp_path / "tune.html").read_text(encoding="utf-8")
+        page = html.unescape((tmp_path / "tune.html").read_text(encoding="utf-8"))
         pages[profile.check] = page[page.index("What to write in a plan") : page.index("Beside the arm as planned")]
     assert taken_words(holds) == 'a plan takes it by engine = "tuned:x"'
     assert 'engine = "tuned:x"' in pages[holds.check]
