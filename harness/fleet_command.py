@@ -110,7 +110,7 @@ def start(
     from results.store import Store
 
     with Store.view(directory) as store:
-        outcome = outcome_of(store.trials())._replace(n_lost=0)  # a fleet measures none again
+        outcome = outcome_of(store.trials())
     tell_outcome(outcome, plan.protocol.max_foreign_cpu_share)
 
 

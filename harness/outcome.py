@@ -40,20 +40,9 @@ def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
     if outcome.n_failed:
         fail(
             f"{outcome.n_failed} of {outcome.n_ok + outcome.n_failed} trials failed; their reasons are in report.html"
-            f" and trials.csv. {_again(outcome)}",
+            " and trials.csv. `--resume` measures none of them again: give the plan another --out",
             EXIT_SOME_FAILED,
         )
-
-
-def _again(outcome: RunOutcome) -> str:
-    """How those that failed can be measured again."""
-    if not outcome.n_lost:
-        return "`--resume` measures none of them again: give the plan another --out"
-    all_lost = outcome.n_lost == outcome.n_failed
-    whom = "them" if all_lost else f"the {outcome.n_lost} that a lost device took"
-    return f"Once the device is back, `--resume` measures {whom} again" + (
-        "" if all_lost else "; the others need another --out"
-    )
 
 
 def _remedy(marks: tuple[str, ...], max_foreign_cpu_share: float) -> str:

@@ -42,8 +42,6 @@ class RunOutcome(NamedTuple):
     n_marked: int = 0
     marks: tuple[str, ...] = ()
     n_without_room: int = 0
-    n_lost: int = 0
-    """Of those that failed: what a device took that was not ready, or was lost."""
 
 
 EARLY_TRIALS = 2
@@ -69,8 +67,7 @@ class Runner:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
         self.check()
         done = sum(len(t) for t in self._trials.values())
-        lost = {c.cell.cell_id: self._n_to_make_up(c) for c in self._plan.cells}
-        n_trials = sum(self._n_expected(c) + lost[c.cell.cell_id] for c in self._plan.cells)
+        n_trials = sum(self._n_expected(c) for c in self._plan.cells)
         self._store.note_unfinished(n_trials)
         self._progress.begin(n_trials, done)
         for cell_plan in self._plan.cells:
@@ -85,31 +82,8 @@ class Runner:
             self._run_one(cell_plan, repeat)
             if rule.enough(have) and len(have) < rule.max_repeats:
                 self._progress.cell_finished(cell_plan.cell.label, rule.max_repeats - len(have))
-        for i in range(max(lost.values(), default=0)):
-            for cell_plan in self._plan.cells:
-                if i < lost[cell_plan.cell.cell_id] and not self._is_made_up(cell_plan):
-                    self.measure(cell_plan)
         self._store.note_unfinished(None)
-        return outcome_of([t for c in self._plan.cells for t in self._that_count(c)])
-
-    def _n_to_make_up(self, cell_plan: CellPlan) -> int:
-        """Trials that a device took from a run which goes on: they say nothing of the arm, stay, and are measured again
-        as further repeats. Not rounds of endurance: those begin anew with all that was before."""
-        have, rule = self._trials[cell_plan.cell.cell_id], rule_of(self._plan, cell_plan)
-        n_lost = sum(was_lost(trial) for trial in have)
-        if isinstance(rule, Endurance) or self._is_made_up(cell_plan):
-            return 0
-        return min(n_lost, rule.max_repeats - (len(have) - n_lost))
-
-    def _is_made_up(self, cell_plan: CellPlan) -> bool:
-        """Whether the others suffice."""
-        have = self._trials[cell_plan.cell.cell_id]
-        return rule_of(self._plan, cell_plan).enough([trial for trial in have if not was_lost(trial)])
-
-    def _that_count(self, cell_plan: CellPlan) -> list[Trial]:
-        """All, or where the others suffice only these."""
-        have = self._trials[cell_plan.cell.cell_id]
-        return [trial for trial in have if not was_lost(trial)] if self._is_made_up(cell_plan) else have
+        return outcome_of([t for own in self._trials.values() for t in own])
 
     def _run_series(self, cell_plan: CellPlan, rule: Endurance) -> None:
         """Rounds without a pause, until something says stop. Those of a series that was broken off are kept; the device
@@ -235,13 +209,7 @@ def outcome_of(trials: Sequence[Trial]) -> RunOutcome:
     marks = tuple(dict.fromkeys(mark for t in ok for mark in t.marks))
     n_failed = sum(t.has_failed for t in trials)
     n_without_room = len(trials) - len(ok) - n_failed
-    n_lost = sum(was_lost(t) for t in trials)
-    return RunOutcome(len(ok), n_failed, sum(bool(t.marks) for t in ok), marks, n_without_room, n_lost)
-
-
-def was_lost(trial: Trial) -> bool:
-    """Whether its device was not ready, or was lost: nothing that the arm did."""
-    return trial.failure is not None and trial.failure.by_device
+    return RunOutcome(len(ok), n_failed, sum(bool(t.marks) for t in ok), marks, n_without_room)
 
 
 def no_figure_so_far(trials: Sequence[Trial], max_foreign_cpu_share: float) -> str | None:

@@ -178,7 +178,7 @@ def test_a_transient_failure_that_stays_stands_as_failed(tmp_path: Path) -> None
     bench = FakeBench()
     bench.engine.errors = [TransientDeviceError("link dropped")] * 3
     outcome, _, trials = run(planned({"retries": 2}), bench, tmp_path / "run")
-    assert outcome == RunOutcome(n_ok=1, n_failed=1, n_lost=1)
+    assert outcome == RunOutcome(n_ok=1, n_failed=1)
     failed, ok = trials
     assert failed.failure is not None
     assert (failed.failure.kind, failed.failure.error) == ("transient", "link dropped")
@@ -246,73 +246,6 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
     )
 
 
-# --- what a lost device took -----------------------------------------------------------------------------------------
-
-
-def lost_at(*requests: int) -> FakeBench:
-    """A bench whose link drops at these requests, from 0; a trial asks two, and one that fails ends there."""
-    bench = FakeBench()
-    bench.engine.errors = [TransientDeviceError("unplugged") if i in requests else None for i in range(20)]
-    return bench
-
-
-def told(trials: tuple[Trial, ...], plan: Plan) -> list[tuple[int, int, str]]:
-    cells = [c.cell.cell_id for c in plan.cells]
-    return sorted((cells.index(t.cell_id), t.repeat, t.status) for t in trials)
-
-
-def test_a_resume_measures_again_what_a_lost_device_took(tmp_path: Path) -> None:
-    plan = planned({"repeats": 2, "retries": 0})
-    outcome, _, before = run(plan, lost_at(0, 1), tmp_path / "run")
-    assert outcome == RunOutcome(n_ok=2, n_failed=2, n_lost=2)
-
-    outcome, heard, after = run(plan, FakeBench(), tmp_path / "run", resume=True)
-    assert outcome == RunOutcome(n_ok=4, n_failed=0)
-    assert heard.expected == (6, 4)
-    assert tuple(after[:4]) == tuple(before)
-    found = told(after, plan)
-    assert [status for _, _, status in found].count("failed") == 2
-    for cell in (0, 1):
-        assert [status for of, _, status in found if of == cell].count("ok") == 2
-    assert len({(cell, repeat) for cell, repeat, _ in found}) == 6
-
-    again, heard, last = run(plan, FakeBench(), tmp_path / "run", resume=True)
-    assert (again, heard.finished, len(last)) == (outcome, [], 6)
-
-
-def test_what_is_lost_again_is_measured_again_once_more(tmp_path: Path) -> None:
-    plan = planned({"repeats": 2, "retries": 0})
-    run(plan, lost_at(0), tmp_path / "run")
-    outcome, _, trials = run(plan, lost_at(0), tmp_path / "run", resume=True)
-    assert outcome == RunOutcome(n_ok=3, n_failed=2, n_lost=2)
-    assert len(trials) == 5
-    outcome, _, trials = run(plan, FakeBench(), tmp_path / "run", resume=True)
-    assert outcome == RunOutcome(n_ok=4, n_failed=0)
-    assert len(trials) == 6
-
-
-def test_a_run_broken_off_behind_a_lost_trial_measures_what_was_left_and_what_was_lost(tmp_path: Path) -> None:
-    plan = planned({"repeats": 2, "retries": 0})
-    bench = lost_at(0)
-    bench.engine.errors[3] = KeyboardInterrupt()  # one trial lost, one measured, then Ctrl-C
-    with pytest.raises(KeyboardInterrupt):
-        run(plan, bench, tmp_path / "run")
-    outcome, heard, trials = run(plan, FakeBench(), tmp_path / "run", resume=True)
-    assert heard.expected == (5, 2)
-    assert outcome == RunOutcome(n_ok=4, n_failed=0)
-    assert len(trials) == 5
-
-
-def test_a_resume_leaves_what_failed_by_the_arm_itself(tmp_path: Path) -> None:
-    plan = planned({"retries": 0})
-    bench = FakeBench()
-    bench.engine.errors = [EngineError("too long")]
-    run(plan, bench, tmp_path / "run")
-    outcome, heard, _ = run(plan, FakeBench(), tmp_path / "run", resume=True)
-    assert outcome == RunOutcome(n_ok=1, n_failed=1)
-    assert heard.finished == []
-
-
 # --- a device that is waited for -------------------------------------------------------------------------------------
 
 
@@ -364,7 +297,7 @@ def test_a_device_that_never_gets_ready_is_waited_for_once_and_fails_every_trial
     bench, _ = gated(not_ready=set(range(1, 100)))
     begun_s = bench.machine.time_s
     outcome, _, trials = run(planned({"repeats": 5}), bench, tmp_path / "run")
-    assert outcome == RunOutcome(n_ok=0, n_failed=10, n_lost=10)
+    assert outcome == RunOutcome(n_ok=0, n_failed=10)
     assert bench.machine.time_s - begun_s == GatedDevice.WAIT_S
     reason = "adb:X is not ready, and was not after 600 s of waiting: the battery is charging"
     assert {(t.attempts, t.failure and (t.failure.kind, t.failure.error)) for t in trials} == {(1, ("stable", reason))}
@@ -374,7 +307,7 @@ def test_a_device_that_was_given_up_is_measured_again_once_a_look_finds_it_ready
     """Trial 1 waits (two looks) and gives up, trial 2 looks once, trial 3 finds it ready, trial 4 may wait again."""
     bench, device = gated(not_ready={1, 2, 3, 5})
     outcome, _, trials = run(planned({"repeats": 2}), bench, tmp_path / "run")
-    assert outcome == RunOutcome(n_ok=2, n_failed=2, n_lost=2)
+    assert outcome == RunOutcome(n_ok=2, n_failed=2)
     assert [t.status for t in trials] == ["failed", "failed", "ok", "ok"]
     assert device.looks == [0, 0, 0, 0, 2, 2]
 
