@@ -27,7 +27,7 @@ def limits_changed(seen: Sequence[Conditions]) -> bool:
     capped = {core for _, caps in told for core in caps}
     found: defaultdict[int, set[str]] = defaultdict(set)
     for state, caps in told:
-        online = capped if state.cores_online is None else capped & parse_cores(state.cores_online)
+        online = capped if not state.cores_online else capped & parse_cores(state.cores_online)
         for core in online:
             found[core].add(caps.get(core, NO_LIMIT))
     return any(len(limits) > 1 for limits in found.values())

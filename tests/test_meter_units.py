@@ -59,3 +59,15 @@ def test_a_third_meter_of_the_first_one_s_unit_stands_apart() -> None:
         "rapl sees the CPU alone; of the GPU, nvml: 12.0 J/response; neither is the whole machine, and they are not"
         f" added; {OF_ONE}perf: 18.0 J/response"
     ) in notes
+
+
+@pytest.mark.parametrize("silent", ["nvml", "rapl"])
+def test_of_a_meter_that_has_no_joules_nobody_says_where_its_joules_stand(silent: str) -> None:
+    other = {"nvml": "rapl", "rapl": "nvml"}[silent]
+    energy = tuple(
+        reading(p, None if meter == silent else 6.0, meter=meter, reason="no readings" if meter == silent else None)
+        for meter in ("nvml", "rapl")
+        for p in PHASES
+    )
+    warnings = page_context(run([cell()], [trial(energy=energy)]))["warnings"]
+    assert not any(f"those of {other}" in text or f"those of {silent}" in text for text in warnings)

@@ -118,6 +118,19 @@ def test_what_changes_right_behind_the_baseline_does_not_pass(
         assert "the baseline's runs stand off by" in found["b"].reason
 
 
+@pytest.mark.parametrize("factor", [1.49, 0.7])
+def test_a_baseline_that_is_off_its_level_hides_no_change_far_above_that(tmp_path: Path, factor: float) -> None:
+    """Three runs, five that are 3 % slower, ten at another speed altogether."""
+
+    def level(day: int, arm: str) -> float:
+        return 1.0 if arm == "a" or day < 3 else 1.03 if day < 8 else factor
+
+    write_history(tmp_path, 18, level, arms=("a", "b"))
+    one = judged(tmp_path)["b"]
+    assert one.verdict == ("REGRESSION" if factor > 1 else "IMPROVED")
+    assert one.change == pytest.approx(math.log(factor), abs=0.03)
+
+
 def test_a_baseline_on_two_levels_is_none(tmp_path: Path) -> None:
     write_history(tmp_path, 20, slower(5, 10), arms=("a", "b"))
     one = judged(tmp_path, baseline=15)["b"]

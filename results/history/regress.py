@@ -258,7 +258,10 @@ class _Line:
         ends = self._standing_off(none.series, last, aa)
         if base is not last:
             found = _with_change(found, levels, base, last, noise)
-        if (off := self._off_its_level(none.series, base, at)) is not None:
+        off = self._off_its_level(none.series, base, at)
+        if off is not None and base is not last and abs(found.change or 0.0) > _at_most(*off):
+            off = None  # the newest runs are further off than it could explain
+        if off is not None:
             size, error, degrees = off
             # The newer runs of its level are a level by themselves, if they are enough.
             if len(at) < LEAST_AA or base is not last or list(at) != list(range(base.first, base.first + len(at))):
@@ -350,6 +353,10 @@ def _with_change(found: Judged, levels: Levels, base: Segment, last: Segment, no
         found, change=size, low=size - half, high=size + half, since=since,
         p=min(1.0, len(found.series.points) * _p(size, error, levels.degrees)),
     )  # fmt: skip
+
+
+def _at_most(size: float, error: float, degrees: int) -> float:
+    return abs(size) + _quantile(degrees, 0.975) * error
 
 
 def _mean_x(series: Series, at: Sequence[int]) -> float:
