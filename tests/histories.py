@@ -11,6 +11,10 @@ import numpy as np
 
 from results.database import transaction
 from results.environments import Environment
+from results.history.index import open_history
+from results.history.judged import Judged
+from results.history.marks import mark
+from results.history.regress import Asked, regress
 from results.records import Cell, Score
 from results.runs import Input
 from results.sealed_rows import insert
@@ -98,3 +102,15 @@ def write_history(
         environment = (environments or {}).get(day, ENVIRONMENT)
         folders.append(write_run(directory / f"run{day:03d}", cells, trials, day, environment, inputs=inputs(day)))
     return folders
+
+
+def judged(directory: Path, metric: str = "e2e", baseline: int = 3, **asked: object) -> dict[str, Judged]:
+    """By arm. The baseline is of the first runs."""
+    with open_history(directory) as found:
+        mark(found, "good", [f"run{day:03d}" for day in range(baseline)], add=False)
+        result = regress(found, "good", Asked(metrics=(metric,), **asked))  # type: ignore[arg-type]
+    return {one.arm: one for one in result.judged}
+
+
+def slower(percent: float, since: int) -> object:
+    return lambda day, arm: 1.0 + (percent / 100 if arm == "b" and day >= since else 0.0)
