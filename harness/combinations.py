@@ -93,8 +93,8 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
     """Why a sheet cannot price a technique, or None. backbone: in the place of the technique's own."""
     if isinstance(technique, Composed) and (reason := _memories_apart(technique, sheet)) is not None:
         return reason
-    if sheet.clusters and not any(unit.price("attention") for unit in sheet.units.values()):
-        return "its sheet has the speeds of choices of cores, for `joulebench reproduce`, and prices no technique"
+    if sheet.why_unpriced is not None:
+        return f"its sheet {sheet.why_unpriced}"
     wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", backbone or technique.backbone)]
     wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
     if isinstance(technique, Composed) and technique.choices.move.moves_weights and not sheet.links:

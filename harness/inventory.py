@@ -113,7 +113,8 @@ def _phone_row(device: str, meter: str, method: str, ready: bool, remark: str) -
 
 
 def device_rows() -> list[Row]:
-    """One row a meter of this host: ready, or why not; then attached phones; then the modelled devices."""
+    """One row a meter of this host: ready, or why not; then attached phones; then the modelled devices,
+    ready where a plan can be priced on them."""
     rows: list[Row] = []
     for name, found in probed_meters(TrialProtocol().sample_interval_s).items():
         row: Row = {"device": "host", "meter": name, "method": METERS[name].method, "ready": not isinstance(found, str)}
@@ -126,15 +127,16 @@ def device_rows() -> list[Row]:
         rows.append(row)
     rows += _phone_rows()
     for sheet in map(load_sheet, available_sheets()):
+        unpriced = sheet.why_unpriced
         rows.append(
             {
                 "device": f"{MODEL_PREFIX}{sheet.name}",
                 "meter": "timeline",
                 "method": "modelled",
-                "ready": True,
+                "ready": unpriced is None,
                 "components": ", ".join(sheet.components),
                 "update_period_ms": 0.0,
-                "remark": f"a sheet, no hardware: {sheet.description}",
+                "remark": f"a sheet, no hardware: {sheet.description}" + (f"; it {unpriced}" if unpriced else ""),
             }
         )
     return rows

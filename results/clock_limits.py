@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from results.core_lists import parse_cores
+from results.core_lists import core_words, parse_cores
 from results.environments import Conditions
 
 WHOLE = ("cpu_policy", "gpu_limits")
@@ -40,17 +40,33 @@ def limit_words(state: Conditions) -> str | None:
 
 
 def changes_of_limits(seen: Sequence[Conditions]) -> Iterator[tuple[Conditions, Conditions]]:
-    """(the state before, the state behind) of each change, in order of time."""
+    """(the state before, the state behind) of each change, in order of time. A core off line keeps its limit."""
     last: Conditions | None = None
     for state in seen:
-        told = {name: getattr(state, name) for name in _TOLD if getattr(state, name) is not None}
-        now = state if last is None else last.model_copy(update=told | {"at_s": state.at_s})
+        now = state if last is None else _following(last, state)
         if last is not None and limits_changed([last, now]):
             yield last, now
         last = now
+
+
+def _following(last: Conditions, state: Conditions) -> Conditions:
+    """The state, with what it does not tell as it was told last: other figures, and limits of cores off line."""
+    told = {name: getattr(state, name) for name in _TOLD if getattr(state, name) is not None}
+    if state.cores_online and last.cores_online:
+        online = parse_cores(state.cores_online)
+        off_line = {core: words for core, words in _by_core(last).items() if core not in online}
+        if off_line and state.frequency_caps is not None:
+            told["frequency_caps"] = _in_words(off_line | _by_core(state))
+        told["cores_online"] = core_words(parse_cores(last.cores_online) | online)
+    return last.model_copy(update=told | {"at_s": state.at_s})
 
 
 def _by_core(state: Conditions) -> dict[int, str]:
     """ "cpu 4-7 limited to 1500 of 2800 MHz": of each of the four."""
     matches = [match for words in state.frequency_caps or () if (match := _CAP.fullmatch(words))]
     return {core: match[2] for match in matches for core in parse_cores(match[1])}
+
+
+def _in_words(caps: Mapping[int, str]) -> tuple[str, ...]:
+    cores = {words: [core for core, own in caps.items() if own == words] for words in caps.values()}
+    return tuple(f"cpu {core_words(own)} {words}" for words, own in sorted(cores.items(), key=lambda one: min(one[1])))

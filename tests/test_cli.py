@@ -367,6 +367,10 @@ def test_devices_says_of_every_meter_whether_it_is_ready() -> None:
     assert modelled["components"] == "cpu, npu, gpu, comm"
     assert "Apple M2 Ultra" in modelled["remark"]
     assert "for that table alone" in rows["model:m2-ultra-table4", "timeline"]["remark"]
+    # Source 002 tells of phones the speed of whole models on choices of cores: no plan goes onto them.
+    phones = [rows[f"model:{name}", "timeline"] for name in ("iphone-15", "mate-40-pro")]
+    assert [(row["ready"], "prices no technique" in row["remark"]) for row in phones] == [(False, True)] * 2
+    assert (modelled["ready"], "prices no" in modelled["remark"]) == (True, False)
     assert done.stderr == ""
 
 

@@ -139,6 +139,10 @@ def test_the_step_is_found_where_the_device_holds_back(tmp_path: Path) -> None:
 
 LIMITED = {"frequency_caps": ("cpu 4 limited to 1500 of 2800 MHz",)}
 FREE = {"frequency_caps": ()}
+LOWER = {"frequency_caps": ("cpu 4 limited to 900 of 2800 MHz",)}
+LITTLE_LIMITED = {"frequency_caps": ("cpu 0-3 limited to 800 of 2000 MHz",)}
+BOTH_LIMITED = {"frequency_caps": LITTLE_LIMITED["frequency_caps"] + LIMITED["frequency_caps"]}
+ALL, LITTLE = {"cores_online": "0-4"}, {"cores_online": "0-3"}
 SAVING, FAST_RULE = {"cpu_policy": ("governor powersave",)}, {"cpu_policy": ("governor performance", "turbo on")}
 
 
@@ -155,6 +159,20 @@ SAVING, FAST_RULE = {"cpu_policy": ("governor powersave",)}, {"cpu_policy": ("go
             ["at 1.00 min: from governor powersave to governor performance; turbo on"],
         ),
         ([{}, {}, {}, {}], []),
+        # It changed while its core was off line.
+        (
+            [LIMITED | ALL, FREE | LITTLE, LOWER | ALL, LOWER | ALL],
+            ["at 1.00 min: from cpu 4 limited to 1500 of 2800 MHz to cpu 4 limited to 900 of 2800 MHz"],
+        ),
+        # One was limited meanwhile, and the other is as it was.
+        (
+            [LIMITED | ALL, LITTLE_LIMITED | LITTLE, {**LITTLE, "frequency_caps": None}, BOTH_LIMITED | ALL],
+            [
+                "at 0.500 min: from cpu 4 limited to 1500 of 2800 MHz to cpu 0-3 limited to 800 of 2000 MHz; cpu 4"
+                " limited to 1500 of 2800 MHz"
+            ],
+        ),
+        ([LIMITED | ALL, FREE | LITTLE, LIMITED | ALL, FREE | LITTLE], []),
     ],
 )
 def test_other_limits_of_clocks_are_told_of_a_host_as_of_a_phone(states: list[dict[str, Any]], told: list[str]) -> None:
@@ -172,7 +190,8 @@ def test_other_limits_of_clocks_are_told_of_a_host_as_of_a_phone(states: list[di
     assert [part for part, line in zip(told, words, strict=True) if part not in line] == [], words
     one = run([cell()], rounds)
     [last] = round_rows(one, [series]).tail(1).to_dict("records")
-    assert last["clock_limits"] == ("; ".join(*states[3].values()) or "no limit" if states[3] else None)
+    limits = [words for name, own in states[3].items() if name != "cores_online" for words in own]
+    assert last["clock_limits"] == ("; ".join(limits) or "no limit" if states[3] else None)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,13 @@ class Sheet(Record):
         return self.source.startswith(FITTED_BY)
 
     @property
+    def why_unpriced(self) -> str | None:
+        """Why it prices no technique at all; None where it prices some."""
+        if not self.clusters or any(unit.price("attention") for unit in self.units.values()):
+            return None
+        return "has the speeds of choices of cores, for `joulebench reproduce`, and prices no technique"
+
+    @property
     def fit_words(self) -> str | None:
         """How well its prices meet what they were fitted on; None where that was not asked."""
         phases = {"prefill": "prefill", "decode": "a decoded token"}
