@@ -12,6 +12,8 @@ Array = NDArray[np.float64]
 
 LATE_RENEWALS = 2
 """Over so many renewals behind a stand it may catch up."""
+FEWEST_STEPS = 2
+"""Of one alone an update's phase is in its power."""
 LENGTHS_AN_OCTAVE = 8
 """Means are taken over so many lengths, and no other: what hundreds of stands ask for is computed once."""
 
@@ -37,17 +39,14 @@ class Living:
         more_j = float(self._j[behind] - self._j[resumed]) - peak_w * float(self._t[behind] - self._t[resumed])
         return (float(self._j[resumed] - self._j[k]) + max(0.0, more_j)) / float(self._t[resumed] - self._t[k])
 
-    def mean_w(self, first: int, last: int) -> float:
-        """0 where both are one."""
-        return float((self._j[last] - self._j[first]) / (self._t[last] - self._t[first])) if last > first else 0.0
-
     def before_w(self, k: int, over_s: float) -> float | None:
-        """Mean power up to the k-th renewal, as far back as it moved, or for over_s."""
-        back = int(np.searchsorted(self._t, self._t[k] - over_s))
+        """Mean power up to the k-th renewal, as far back as it moved, or for over_s, or two steps that took longer."""
+        back = min(int(np.searchsorted(self._t, self._t[k] - over_s)), k - FEWEST_STEPS)
         return self._mean_w(max(int(self._first[k]), back), k)
 
     def after_w(self, k: int, over_s: float) -> float | None:
-        return self._mean_w(k, min(int(self._last[k]), int(np.searchsorted(self._t, self._t[k] + over_s))))
+        behind = max(int(np.searchsorted(self._t, self._t[k] + over_s)), k + FEWEST_STEPS)
+        return self._mean_w(k, min(int(self._last[k]), behind))
 
     def peak_w(self, over_s: float) -> float:
         """The highest mean over so long a time while it moved; over less only where it never moved for so long.
@@ -60,8 +59,6 @@ class Living:
 
     def range_w(self, over_s: float) -> tuple[float, float] | None:
         """The lowest and the highest of the means over about so long a time; None where it hardly moved."""
-        if over_s <= 0:
-            return None
         length_s = 2.0 ** (math.floor(LENGTHS_AN_OCTAVE * math.log2(over_s)) / LENGTHS_AN_OCTAVE)
         found_w, _ = self._means(length_s)
         return (float(found_w.min()), float(found_w.max())) if len(found_w) else None
@@ -69,12 +66,15 @@ class Living:
     def _all_before_w(self, over_s: float) -> tuple[Array, NDArray[np.bool_]]:
         """`before_w` at all renewals where it is known, and whether it moved for so long before."""
         k = np.arange(len(self._t))
-        first = np.maximum(self._first, np.searchsorted(self._t, self._t - over_s))
-        known = k - first >= 2
+        back = np.minimum(np.searchsorted(self._t, self._t - over_s), k - FEWEST_STEPS)
+        first = np.maximum(self._first, back)
+        known = k - first >= FEWEST_STEPS
         k, first = k[known], first[known]
         found_w = (self._j[k] - self._j[first]) / (self._t[k] - self._t[first])
         return found_w, self._t[k] - self._t[self._first[k]] >= over_s
 
     def _mean_w(self, first: int, last: int) -> float | None:
-        """None where the step is one only: an update's phase is in it."""
-        return self.mean_w(first, last) if last - first >= 2 else None
+        """None where the steps are too few."""
+        if last - first < FEWEST_STEPS:
+            return None
+        return float((self._j[last] - self._j[first]) / (self._t[last] - self._t[first]))
