@@ -121,10 +121,14 @@ class _Working:
         ended_s: defaultdict[_Counted, float] = defaultdict(float)
         for one in reversed(self._found):
             waited_s = one.waited_s - before_s.get(one, one.waited_s)
-            one.lost_s += max(0.0, ended_s[one] - waited_s)
+            missing_s = max(0.0, ended_s[one] - waited_s)
             if one.is_gone and one not in gone_before and one.parent is not None and one.parent not in gone_before:
-                ended_s[one.parent] += one.seconds
+                # Its last children it may have waited for, unseen. What it had lost before nobody will tell.
+                ended_s[one.parent] += one.used_s + one.waited_s + missing_s
+                one.parent.lost_s += one.lost_s
                 one.used_s = one.waited_s = one.lost_s = 0.0
+            else:
+                one.lost_s += missing_s
 
 
 def _n_above(one: _Counted) -> int:

@@ -206,6 +206,25 @@ def test_a_worker_that_its_server_has_waited_for_counts_once(
             assert own_cpu_seconds() - time.process_time() - before_s == pytest.approx(all_s - 28, abs=0.01)
 
 
+@pytest.mark.parametrize("waited_s", [20.0, 24.0, 27.0])
+def test_what_nobody_has_waited_for_is_no_part_of_what_its_worker_used_later(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float
+) -> None:
+    """The worker ignores that its own worker ends, with 3 s. Then it ends too, after 4 s more, or its server waits for
+    another process of 3 s as well: both were taken for those 3 s."""
+    monkeypatch.setattr(psutil, "Process", Server)
+    monkeypatch.setattr(Server, "times", {10: (1, 5.0, 0.0), 11: (10, 20.0, 0.0), 12: (11, 3.0, 0.0)})
+    with counted_as_ours([10, 11, 12]):
+        before_s = own_cpu_seconds() - time.process_time()
+        for later, more_s in (
+            ({10: (1, 5.0, 0.0), 11: (10, 20.0, 0.0)}, 0.0),
+            ({10: (1, 5.0, waited_s)}, waited_s - 20.0),
+            ({}, waited_s - 20.0),
+        ):
+            Server.times = later
+            assert own_cpu_seconds() - time.process_time() - before_s == pytest.approx(more_s, abs=0.01)
+
+
 def test_what_a_process_takes_with_it_makes_others_no_busier_than_all_were() -> None:
     """Its parent ends and does not wait for it: whoever adopts it has its CPU time, and ours falls."""
     burn = [sys.executable, "-c", BURN.replace("0.3", "1.0") + "time.sleep(60)"]
