@@ -80,6 +80,7 @@ CHARGE_METRIC = ("charge_per_token", "uAh/token")
 LOAD_METRICS: tuple[tuple[str, Phase | None, str], ...] = (
     ("queueing", None, "s"),
     ("ttft_from_arrival", "prefill", "s"),
+    ("e2e_from_arrival", "all", "s"),
     ("utilisation", None, "%"),
 )
 """Of workloads whose requests arrive by themselves; others have no such rows."""
@@ -155,15 +156,18 @@ def time_words(whole: str, first_token: str) -> str:
 
 @in_numbers
 def load_observations(trial: Trial) -> list[Observation]:
-    """Under load: the wait before the engine takes a request, TTFT with that wait, and the share of the window in which
-    the engine worked. Empty where requests do not arrive by themselves."""
+    """Under load: the wait before the engine takes a request, TTFT and E2E with that wait, and the share of the window
+    in which the engine worked. Empty where requests do not arrive by themselves."""
     if not are_due(trial.completions) or trial.window_start_s is None or trial.window_end_s is None:
         return []
-    queueing_s = [c.queueing_s for c in trial.completions if c.queueing_s is not None]
-    ttft_s = [c.ttft_from_arrival_s for c in trial.completions if c.ttft_from_arrival_s is not None]
-    busy_s = covered_s((c.start_s, c.end_s) for c in trial.completions)
+    done = trial.completions
+    busy_s = covered_s((c.start_s, c.end_s) for c in done)
     window_s = trial.window_end_s - trial.window_start_s
-    pooled: dict[str, Sequence[float]] = {"queueing": queueing_s, "ttft_from_arrival": ttft_s}
+    pooled: dict[str, Sequence[float]] = {
+        "queueing": [c.queueing_s for c in done if c.queueing_s is not None],
+        "ttft_from_arrival": [c.ttft_from_arrival_s for c in done if c.ttft_from_arrival_s is not None],
+        "e2e_from_arrival": [c.e2e_from_arrival_s for c in done if c.e2e_from_arrival_s is not None],
+    }
     means = {metric: math.fsum(values) / len(values) if values else None for metric, values in pooled.items()}
     means["utilisation"] = 100 * busy_s / window_s if window_s else None
     reasons = {"ttft_from_arrival": NO_GENERATION, "utilisation": "the window took no time on this clock"}
@@ -172,7 +176,7 @@ def load_observations(trial: Trial) -> list[Observation]:
             metric,
             phase,
             unit,
-            time_method(trial.time_method, trial.completions, phase or "all", of_first_token=phase is not None),
+            time_method(trial.time_method, done, phase or "all", of_first_token=metric == "ttft_from_arrival"),
             means[metric],
             reasons[metric] if means[metric] is None else None,
             pooled=tuple(pooled.get(metric, ())),

@@ -192,6 +192,11 @@ class Completion(Record):
         return None if self.queueing_s is None or self.ttft_s is None else self.queueing_s + self.ttft_s
 
     @property
+    def e2e_from_arrival_s(self) -> float | None:
+        """What a client waits for the whole answer, the queue included."""
+        return None if self.queueing_s is None else self.queueing_s + self.e2e_s
+
+    @property
     def e2e_s(self) -> float:
         return lasting_s(self.start_s, self.end_s, self.set_aside_s)
 

@@ -54,6 +54,12 @@ def lasting(completions: Sequence[Completion], phase: Phase) -> list[float]:
     return list(map(lasting_s, *edges_s(completions, phase), column_of(completions, "set_aside_s")))
 
 
+def waiting_s(completions: Sequence[Completion]) -> list[float]:
+    """From the arrival of each until the engine took it; 0 of those that do not arrive by themselves."""
+    starts_s, arrivals_s = column_of(completions, "start_s"), column_of(completions, "arrival_s")
+    return [0.0 if at_s is None else start_s - at_s for start_s, at_s in zip(starts_s, arrivals_s, strict=True)]
+
+
 def n_generated(completions: Sequence[Completion]) -> list[int]:
     return list(map(len, column_of(completions, "token_ids")))
 

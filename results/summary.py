@@ -41,6 +41,7 @@ _WIDE: tuple[tuple[str, str, str | None, float], ...] = (
     ("peak_memory_bytes", "peak_memory", None, 1),
     ("queueing_ms", "queueing", None, 1e3),
     ("ttft_from_arrival_ms", "ttft_from_arrival", "prefill", 1e3),
+    ("e2e_from_arrival_ms", "e2e_from_arrival", "all", 1e3),
     ("utilisation_percent", "utilisation", None, 1),
     *((counter.column, counter.metric, None, 1) for counter in COUNTERS),
 )

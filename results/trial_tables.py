@@ -38,7 +38,7 @@ _REQUEST_COLUMNS = (
     "cell", "device", "repeat", "time_method", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
     "generated_tokens", "ttft_s",
     "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method", "energy_meter", "energy_reason",
-    "arrival_s", "queueing_s", "ttft_from_arrival_s", "edges_uncertainty_s",
+    "arrival_s", "queueing_s", "ttft_from_arrival_s", "e2e_from_arrival_s", "edges_uncertainty_s",
 )  # fmt: skip
 _PLACEMENT_COLUMNS = (
     "cell", "repeat", "package", "function", "role", "predictions", "unit", "n_operations", "ane_share",
@@ -86,7 +86,7 @@ def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
     scores = [f"score_{metric}" for metric in metrics]
     text = ("energy_meter", "energy_reason")
     numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "arrival_s", "queueing_s",
-               "ttft_from_arrival_s", "edges_uncertainty_s", *scores)  # fmt: skip
+               "ttft_from_arrival_s", "e2e_from_arrival_s", "edges_uncertainty_s", *scores)  # fmt: skip
     counts = ("repeat", "prompt_tokens", "cached_tokens", "generated_tokens")
     device_of = {cell.cell_id: cell.device for cell in run.cells}
     rest = _in_order(run)
@@ -152,7 +152,11 @@ def _request_rows(run: RunData, trial: Trial, device: str, metrics: Iterable[str
         return ()
     n, columns = len(done), RequestColumns(done)
     arrivals_s, window_start_s = column_of(done, "arrival_s"), trial.window_start_s
-    of_load = [(c.queueing_s, c.ttft_from_arrival_s) for c in done] if are_due(done) else [(None, None)] * n
+    of_load = (
+        [(c.queueing_s, c.ttft_from_arrival_s, c.e2e_from_arrival_s) for c in done]
+        if are_due(done)
+        else [(None, None, None)] * n
+    )
     sample_ids = column_of(done, "sample_id")
     scores = {(sample_id, metric): value for sample_id, metric, value in scores_told(trial.scores)}
     return zip(

@@ -23,6 +23,8 @@ from results.trial_tables import request_frames, trials
 from results.trials import Trial
 from tests.run_builders import cell, completion, failed, power_trace, reading, run, trial
 
+LOAD = ("queueing", "ttft_from_arrival", "e2e_from_arrival", "utilisation")
+
 
 def arrived(name: str, arrival_s: float, start_s: float, *token_times_s: float) -> Completion:
     return completion(name, start_s, 4, token_times_s).model_copy(update={"arrival_s": arrival_s})
@@ -44,9 +46,13 @@ def test_waits_and_utilisation_under_load_have_rows_of_their_own() -> None:
     found = rows(run([cell()], [loaded()]))
     assert (found["queueing"]["mean"], found["queueing"]["unit"]) == ((0.0 + 2.0) / 2, "s")
     assert (found["ttft_from_arrival"]["mean"], found["ttft_from_arrival"]["phase"]) == ((1.0 + 3.0) / 2, "prefill")
-    assert found["ttft"]["mean"] == 1.0  # the engine's own, without the queue
+    assert (found["e2e_from_arrival"]["mean"], found["e2e_from_arrival"]["phase"]) == ((3.0 + 4.0) / 2, "all")
+    assert (found["ttft"]["mean"], found["e2e"]["mean"]) == (
+        1.0,
+        (3.0 + 2.0) / 2,
+    )  # the engine's own, without the queue
     assert (found["utilisation"]["mean"], found["utilisation"]["unit"]) == (100 * 5 / 20, "%")
-    assert {found[m]["method"] for m in ("queueing", "ttft_from_arrival", "utilisation")} == {"measured"}
+    assert {found[metric]["method"] for metric in LOAD} == {"measured"}
 
 
 def test_an_interval_of_a_share_ends_at_100_percent() -> None:
@@ -73,10 +79,12 @@ def test_a_tail_of_waits_is_pooled_over_all_requests() -> None:
 
 def test_a_closed_loop_has_no_rows_of_load() -> None:
     data = run([cell()], [trial()])
-    assert not {"queueing", "ttft_from_arrival", "utilisation"} & set(rows(data))
-    assert summary(data)[["queueing_ms", "ttft_from_arrival_ms", "utilisation_percent"]].isna().all(axis=None)
+    assert not set(LOAD) & set(rows(data))
+    columns = ["queueing_ms", "ttft_from_arrival_ms", "e2e_from_arrival_ms", "utilisation_percent"]
+    assert summary(data)[columns].isna().all(axis=None)
     (single,) = request_frames(data)
-    assert single[["arrival_s", "queueing_s", "ttft_from_arrival_s"]].isna().all(axis=None)
+    columns = ["arrival_s", "queueing_s", "ttft_from_arrival_s", "e2e_from_arrival_s"]
+    assert single[columns].isna().all(axis=None)
 
 
 def test_waits_are_latencies_and_no_accuracies() -> None:
@@ -84,10 +92,12 @@ def test_waits_are_latencies_and_no_accuracies() -> None:
     assert tables.accuracy(data).empty
     wide = summary(data).iloc[0]
     assert (wide["queueing_ms"], wide["ttft_from_arrival_ms"], wide["utilisation_percent"]) == (1000, 2000, 25)
+    assert wide["e2e_from_arrival_ms"] == 3500
     (single,) = request_frames(data)
     assert list(single["arrival_s"]) == [1.0, 2.0]
     assert list(single["queueing_s"]) == [0.0, 2.0]
     assert list(single["ttft_from_arrival_s"]) == [1.0, 3.0]
+    assert list(single["e2e_from_arrival_s"]) == [3.0, 4.0]
 
 
 def test_arrivals_in_the_table_count_from_the_windows_start() -> None:
@@ -104,8 +114,9 @@ def test_the_tables_of_figures_show_load_where_there_is_some() -> None:
         return {title for table in found for title, _ in table.groups}
 
     both = run([cell("c1"), cell("c2")], [loaded(), failed("c2")])
-    assert {"Queueing", "TTFT + queueing"} <= groups(both)
-    assert not {"Queueing", "TTFT + queueing"} & groups(run([cell()], [trial()]))
+    titles = {"Queueing", "TTFT + queueing", "E2E + queueing"}
+    assert titles <= groups(both)
+    assert not titles & groups(run([cell()], [trial()]))
     assert "TTFT + queueing" in html_text(both)
 
 

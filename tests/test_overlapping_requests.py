@@ -16,7 +16,7 @@ from results.report.html import html_text
 from results.run_frames import RunFrames
 from results.runs import RunData
 from results.trials import Trial
-from tests.run_builders import completion, run, trial
+from tests.run_builders import completion, reading, run, trial
 from tests.test_standings import groups, named, noisy, screen, standing
 
 
@@ -102,6 +102,31 @@ def test_requests_that_arrive_by_themselves_have_windows_of_their_arrivals() -> 
     ((group, _),) = groups(run(named("first", "second"), [*first, *second]))
     assert standing(group, "second", "time").remark is None
     assert standing(group, "second", "time").is_certain
+
+
+def test_an_arm_that_keeps_requests_waiting_is_not_faster_than_one_that_takes_them_together() -> None:
+    """Four come at once. One by one an engine has each for 1 s, and they are answered after 1, 2, 3 and 4 s; together
+    it has each for 2 s, and all are answered after 2 s: 0.8 times as long, and not twice."""
+
+    def at_once(completions: list[Completion]) -> list[Completion]:
+        return [c.model_copy(update={"arrival_s": 0.0}) for c in completions]
+
+    first = trials_of("first", [at_once(one_by_one(s)) for s in noisy(1.0)])
+    second = trials_of("second", [at_once(together(s)) for s in noisy(2.0, -1)])
+    more = {"window_start_s": 0.0, "window_end_s": 20.0, "energy": (reading(),)}
+    data = run(named("first", "second"), [t.model_copy(update=more) for t in (*first, *second)])
+    ((group, _),) = groups(data)
+    found = standing(group, "second", "time")
+    assert found.ratio is not None
+    assert found.ratio.value == pytest.approx(2.0 / 2.5, rel=0.03)
+    assert found.is_best
+    page = screen(data)
+    assert page.table.headings[0].below == "measured, with the queue"
+    (panel,) = page.panels
+    assert "E2E + queueing" in str(panel), "the picture is of the same seconds"
+    assert screen(batched(3.0)).table.headings[0].below == "measured", (
+        "of requests that do not arrive there is no queue"
+    )
 
 
 def test_requests_one_after_another_have_no_second_ratio() -> None:

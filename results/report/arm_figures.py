@@ -26,7 +26,7 @@ from results.operations import outside_share
 from results.packed import column_of
 from results.records import NO_MODEL, Cell, Method, Phase
 from results.report.arms import Arm
-from results.request_columns import are_due, lasting, shared_time
+from results.request_columns import are_due, lasting, shared_time, waiting_s
 from results.roads import comparable_roads
 from results.runs import RunData
 from results.trials import Trial
@@ -46,8 +46,9 @@ class ArmFigure:
     model_error: one relative standard deviation of a model behind the value; None where it is measured, infinite where
     the model states none. stated_error: that of the meter's own readings, whole; unshared_error: without the gain
     error. overlaps: whether requests of it ran at the same time without arriving by themselves, so that each takes
-    longer than its part of the window. window_s: of one pass over all that was asked. outside_share: of the seconds of
-    a model, those of launches unlike all that it was fitted on. is_priced: whether a sheet gave the seconds, and so the
+    longer than its part of the window. with_queue: whether seconds count from a request's arrival. window_s: of one
+    pass over all that was asked. outside_share: of the seconds of a model, those of launches unlike all that it was
+    fitted on. is_priced: whether a sheet gave the seconds, and so the
     same every time; joules may be modelled from seconds that a clock gave, and differ. sums: of each workload, seconds
     or joules of all requests, by repeat. scores: by sample; is_log: the value is e to their mean. asked: what two arms
     must share to be paired. roads: of each workload, what computed, where that decides the figure: none behind times
@@ -75,6 +76,7 @@ class ArmFigure:
     rising: bool = False
     roads: tuple[frozenset[str], ...] = ()
     overlaps: bool = False
+    with_queue: bool = False
     window_s: float | None = None
     outside_share: float | None = None
     is_priced: bool = False
@@ -166,6 +168,7 @@ class ArmFigures:
             is_priced=all(t.time_method == "modelled" for own in trials for t in own),
             roads=tuple(comparable_roads(own, phase) for own in trials),
             overlaps=any(a.overlaps for own in amounts for a in own.values()),
+            with_queue=any(a.with_queue for own in amounts for a in own.values()),
             window_s=_summed([[a.window_s for a in own.values()] for own in amounts]),
             outside_share=self._outside_share(chosen) if method == "modelled" and phase == "all" else None,
             asked=tuple({t.requests_sha256 for t in own} | {len(t.completions) for t in own} for own in trials),
@@ -246,8 +249,8 @@ class ArmFigures:
 
 @dataclass(frozen=True)
 class _Amount:
-    """unshared: standard uncertainty that other arms of the same meter do not share. overlaps, window_s: of seconds, as
-    in `ArmFigure`."""
+    """unshared: standard uncertainty that other arms of the same meter do not share. overlaps, with_queue, window_s: of
+    seconds, as in `ArmFigure`."""
 
     value: float | None
     unit: str
@@ -256,16 +259,21 @@ class _Amount:
     reason: str | None
     unshared: float = 0.0
     overlaps: bool = False
+    with_queue: bool = False
     window_s: float | None = None
 
 
 def _seconds(trial: Trial, phase: Phase) -> _Amount:
-    """Of all requests of a trial, the whole or one phase of each."""
+    """Of all requests of a trial, the whole or one phase of each. The whole of one that arrives by itself begins with
+    its arrival: an engine that takes several together is busy with each for longer, and keeps none waiting for it."""
     if not trial.completions:
         return _Amount(None, "s", trial.time_method, None, "no request was completed")
     if phase == "decode" and not any(map(n_behind_first, column_of(trial.completions, "token_times_s"))):
         return _Amount(None, "s", trial.time_method, None, "no request decoded a token after its first")
-    total_s = math.fsum(lasting(trial.completions, phase))
+    arrive = are_due(trial.completions)
+    with_queue = arrive and phase == "all"
+    waited_s = waiting_s(trial.completions) if with_queue else []
+    total_s = math.fsum([*lasting(trial.completions, phase), *waited_s])
     began_s, ended_s = trial.window_start_s, trial.window_end_s
     return _Amount(
         total_s,
@@ -273,7 +281,8 @@ def _seconds(trial: Trial, phase: Phase) -> _Amount:
         time_method(trial.time_method, trial.completions, phase),
         None,
         None,
-        overlaps=not are_due(trial.completions) and bool(shared_time(trial.completions)),
+        overlaps=not arrive and bool(shared_time(trial.completions)),
+        with_queue=with_queue,
         window_s=None if began_s is None or ended_s is None else ended_s - began_s,
     )
 

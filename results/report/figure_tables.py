@@ -145,6 +145,8 @@ SUBJECTS = (
             Column("Queueing", "p90", "queueing", None, "s", "p90"),
             Column("TTFT + queueing", "mean", "ttft_from_arrival", "prefill", "s"),
             Column("TTFT + queueing", "p90", "ttft_from_arrival", "prefill", "s", "p90"),
+            Column("E2E + queueing", "mean", "e2e_from_arrival", "all", "s"),
+            Column("E2E + queueing", "p90", "e2e_from_arrival", "all", "s", "p90"),
             Column("Engine", "utilisation", "utilisation", None, "%"),
         ),
     ),

@@ -143,7 +143,8 @@ def _heading(quantity: Quantity, group: Group) -> Heading:
     title = HEADINGS[quantity]
     if quantity == "energy" and any(s.unit != "J" for s in known):
         title = "Gauge units"
-    return Heading(title, methods + times)
+    queue = ", with the queue" if any(s.with_queue for s in known) else ""
+    return Heading(title, methods + queue + times)
 
 
 def _covered(group: Group) -> str:
@@ -219,10 +220,12 @@ def _score_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUni
 
 
 def _time_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits, caption: str = "") -> Panel | None:
-    times = _means(run, frame, group, "e2e", "all")
+    with_queue = any(row["time"].with_queue for row in group.rows)
+    metric = "e2e_from_arrival" if with_queue else "e2e"
+    times = _means(run, frame, group, metric, "all")
     energy, title, scale = _joules(run, frame, group, units)
-    time_scale, unit = units.on(group.device).of("e2e", "all", "s")
-    up = Axis(f"E2E, {unit} a request", time_scale)
+    time_scale, unit = units.on(group.device).of(metric, "all", "s")
+    up = Axis(f"E2E{' + queueing' if with_queue else ''}, {unit} a request", time_scale)
     return _panel(group, energy, times, Axis(title, scale), up, DOWN, caption)
 
 
@@ -292,7 +295,7 @@ def _means(
     those of others: the mean of the counter's would be of these trials alone.
     """
     arms = arms_of(run.cells)
-    quantity: Quantity = "time" if metric == "e2e" else "energy" if metric.startswith("energy") else "accuracy"
+    quantity: Quantity = "time" if metric.startswith("e2e") else "energy" if metric.startswith("energy") else "accuracy"
     told = {row[quantity].arm for row in group.rows if row[quantity].value is not None}
     own = (c for c in run.cells if (c.device, c.workload) == (group.device, group.workload))
     here = [c.cell_id for c in own if arms[c.cell_id] in told]

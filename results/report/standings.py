@@ -75,6 +75,8 @@ class Standing:
     """As of `ArmFigure`."""
     model_error: float | None = None
     stated_error: float | None = None
+    with_queue: bool = False
+    """As of `ArmFigure`."""
     outside_share: float | None = None
     """Of a model's seconds, those of launches unlike all that it was fitted on; None where nothing tells."""
     reason: str | None = None
@@ -311,6 +313,7 @@ def _ranked(
                 is_certain=figure is not base and differ(figure, base, found.ratio),
                 model_error=figure.model_error,
                 stated_error=figure.stated_error,
+                with_queue=figure.with_queue,
                 outside_share=figure.outside_share,
                 reason=found.reason,
                 remark="; ".join(filter(None, [figure.remark, found.remark])) or None,
