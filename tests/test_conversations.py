@@ -12,11 +12,14 @@ import pytest
 from results.records import Request
 from results.requests import whole_request
 from tests.data_folder import data_folder
+from tests.fakes.random_models import copy_tokenizer
 from tests.fakes.tiny_tokenizer import TinyTokenizer
-from workloads.base import WorkloadError
-from workloads.conversations import Turn, conversation_requests
+from tests.test_tokenizer import ask_for_begin_token, change_config, read
+from workloads.base import Workload, WorkloadError
+from workloads.conversations import NO_TEMPLATE, Turn, conversation_requests
 from workloads.datasets import SAMPLES, read_jsonl
 from workloads.mt_bench import MTBench, MTBenchParameters
+from workloads.rolebench import RoleBench, RoleBenchParameters
 from workloads.sharegpt import ShareGPT, ShareGPTParameters
 
 TOKENIZER = TinyTokenizer()
@@ -104,6 +107,31 @@ def test_a_template_that_hides_answers_cannot_be_replayed_so() -> None:
     ]
     with pytest.raises(WorkloadError, match="shows an answer of the assistant 0 times"):
         conversation_requests(turns, Forgetful(), "generated")
+
+
+@pytest.mark.parametrize("name", ["sharegpt", "mt_bench", "rolebench"])
+def test_turns_of_a_model_without_a_template_are_told_and_begin_as_its_texts_do(name: str, tmp_path: Path) -> None:
+    """A Llama or Gemma that was trained on texts alone answers otherwise without its begin token, and was asked so."""
+    from transformers import AutoTokenizer
+
+    copy_tokenizer(tmp_path)
+    ask_for_begin_token(tmp_path)
+    change_config(tmp_path, chat_template=None)
+    tokenizer, theirs = read(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    made: dict[str, Workload] = {
+        "sharegpt": ShareGPT(ShareGPTParameters(), None),
+        "mt_bench": MTBench(MTBenchParameters(), None),
+        "rolebench": RoleBench(RoleBenchParameters(), None),
+    }
+    first = made[name].requests(tokenizer, 4096)[0]
+    text = tokenizer.decode(list(first.prompt_ids))
+    assert text.startswith("user: ")
+    assert text.endswith("\nassistant:")
+    assert list(first.prompt_ids) == theirs(text, truncation=False).input_ids
+    assert theirs(text, truncation=False).input_ids[0] == 0
+    assert NO_TEMPLATE in made[name].notes
+    made[name].requests(TOKENIZER, 4096)
+    assert NO_TEMPLATE not in made[name].notes, "of a model that brings one"
 
 
 # --- MT-bench ---------------------------------------------------------------------------------------------------------

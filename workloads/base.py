@@ -20,6 +20,11 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary_size(self) -> int: ...
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brought one of its own; else `chat` makes plain text, as any other."""
+        ...
+
     def encode(self, text: str) -> list[int]: ...
     def encode_prompt(self, text: str) -> list[int]:
         """With the tokens that the model expects before a text, such as a begin token."""

@@ -20,6 +20,10 @@ Message = dict[str, str]
 STANDS_ON_OWN_ANSWERS = (
     "each turn stands on what its own arm answered before, so arms that answer otherwise are asked other prompts"
 )
+NO_TEMPLATE = (
+    'the model brings no chat template: its turns are asked as plain lines, "user: ..." and "assistant:", which it was'
+    " not trained on"
+)
 _ANSWER = "the-answer-of-joulebench-stands-here"
 """Stands for an answer while a chat template is rendered."""
 
@@ -40,9 +44,16 @@ def conversation_requests(turns: Sequence[Turn], tokenizer: Tokenizer, answers: 
     return first + [_following(turn, before, tokenizer) for before, turn in pairwise(turns)]
 
 
+def template_notes(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What a reader must know of prompts that no template of the model's own made."""
+    return () if tokenizer.has_chat_template else (NO_TEMPLATE,)
+
+
 def whole_turn(turn: Turn, tokenizer: Tokenizer) -> Request:
     """A turn with its whole context."""
-    return _request(turn, tokenizer.encode(tokenizer.chat(turn.history)))
+    # A template sets the begin token where it wants one. A text of no template begins as any other.
+    text = tokenizer.chat(turn.history)
+    return _request(turn, tokenizer.encode(text) if tokenizer.has_chat_template else tokenizer.encode_prompt(text))
 
 
 def _following(turn: Turn, before: Turn, tokenizer: Tokenizer) -> Request:

@@ -17,7 +17,14 @@ from pydantic import Field
 
 from results.records import Record, Request
 from workloads.base import Tokenizer, WorkloadError, n_tokens
-from workloads.conversations import STANDS_ON_OWN_ANSWERS, Message, Turn, conversation_requests, whole_turn
+from workloads.conversations import (
+    STANDS_ON_OWN_ANSWERS,
+    Message,
+    Turn,
+    conversation_requests,
+    template_notes,
+    whole_turn,
+)
 from workloads.datasets import Dataset, Row, choose, data_source, shortage
 from workloads.fitting import TooLong, fitting
 from workloads.generation import Built, GenerationWorkload
@@ -82,7 +89,7 @@ class MTBench(GenerationWorkload):
             )
         kept_back = f"{len(reserved)} of {len(asked) + len(reserved)} questions are for calibration, and never asked"
         notes = (*shortage(len(asked), self._parameters.limit), kept_back, *skipped, STANDS_ON_OWN_ANSWERS)
-        return Built(requests, notes)
+        return Built(requests, (*notes, *template_notes(tokenizer)))
 
     def _split(self) -> tuple[list[Row], list[Row]]:
         """(questions that may be asked, reserved ones)."""

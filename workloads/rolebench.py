@@ -22,7 +22,7 @@ from pydantic import Field
 
 from results.records import Completion, Record, Request, Score
 from workloads.base import Tokenizer, WorkloadError, n_tokens
-from workloads.conversations import Turn, whole_turn
+from workloads.conversations import Turn, template_notes, whole_turn
 from workloads.datasets import Dataset, Row, SourceKind, choose, data_source, shortage
 from workloads.fitting import TooLong, fitting
 from workloads.generation import Built, GenerationWorkload
@@ -97,7 +97,8 @@ class RoleBench(GenerationWorkload):
                 f"rolebench: none of {len(asked_for)} questions fits the model's {max_length} tokens with an answer of "
                 f"{self._parameters.max_new_tokens}; lower max_new_tokens, or use a model with a longer context"
             )
-        return Built(requests, (*shortage(n_asked, self._parameters.limit, len(rows) - n_asked), *skipped))
+        short = shortage(n_asked, self._parameters.limit, len(rows) - n_asked)
+        return Built(requests, (*short, *skipped, *template_notes(tokenizer)))
 
     def _read(self) -> tuple[list[Row], int]:
         """(rows, how many of them may be asked); a question that is there twice for a role is there once."""

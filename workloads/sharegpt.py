@@ -28,7 +28,15 @@ from pydantic import Field
 
 from results.records import Record
 from workloads.base import Tokenizer, WorkloadError, n_tokens
-from workloads.conversations import STANDS_ON_OWN_ANSWERS, Answers, Message, Turn, conversation_requests, whole_turn
+from workloads.conversations import (
+    STANDS_ON_OWN_ANSWERS,
+    Answers,
+    Message,
+    Turn,
+    conversation_requests,
+    template_notes,
+    whole_turn,
+)
 from workloads.datasets import Dataset, Row, SourceKind, choose, data_source, shortage
 from workloads.fitting import TooLong, fitting
 from workloads.generation import Built, GenerationWorkload
@@ -135,7 +143,7 @@ class ShareGPT(GenerationWorkload):
             notes.append(f"{n_chunks} of {len(chosen)} conversations begin with an answer, which was left out")
         if n_blank := sum(_is_blank(messages, i) for messages in talks for i in self._answered(messages)):
             notes.append(f"{n_blank} turns have a blank question or answer, and were left out")
-        return Built(requests, tuple(notes))
+        return Built(requests, (*notes, *template_notes(tokenizer)))
 
     def _split(self) -> tuple[list[Row], list[Row]]:
         """(conversations that may be asked, reserved ones), each with an id of its own."""

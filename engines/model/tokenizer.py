@@ -163,7 +163,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model brought one of its own."""
+        """Whether the model brought one of its own; else `chat` makes plain text, as any other."""
         return self._chat_template is not FALLBACK_CHAT_TEMPLATE
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:

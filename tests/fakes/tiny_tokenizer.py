@@ -14,6 +14,7 @@ class TinyTokenizer:
         self.name = f"tiny-{vocabulary_size}"
         self.eos_token_ids: tuple[int, ...] = (0,)
         self.bos_token_id: int | None = None
+        self.has_chat_template = True
         self.vocabulary_size = vocabulary_size
         self._bpe = _train(vocabulary_size)
 
