@@ -155,7 +155,7 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
     longest_s = longest_shown_s(t, shown_j, begins, renewal, trace.resolution)
     is_still = t[lasts] - t[begins] > longest_s + STAMP_S
     is_unread = ~is_still & _is_unread(trace, begins, longest_s)
-    if trace.method == "modelled" or len(begins) < 2 or not (is_still | is_unread).any():
+    if len(begins) < 2 or not (is_still | is_unread).any():
         return Judged(shown_j, ())
     least_s = NEAR_UPDATES * max(renewal.period_s, trace.sample_interval_s)
     living = Living(t[begins], shown_j[begins], (is_still | is_unread)[:-1])

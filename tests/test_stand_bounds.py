@@ -30,11 +30,11 @@ def stand(step_j: float, beside: Beside | None = None, resolution: float = 1e-6)
     return found
 
 
-def sensor(from_s: float, to_s: float) -> Beside:
-    """It shows 100 W, to 3 %."""
+def sensor(from_s: float, to_s: float, shown_w: float = WATTS) -> Beside:
+    """It knows the power to 3 %."""
     times_s = np.arange(from_s, to_s + 1e-9, APART_S, dtype=np.float64)
-    watts = np.full(len(times_s), WATTS)
-    return Beside(times_s, WATTS * (times_s - from_s), times_s, watts, 0.03, gap_s=0.5, late_s=0.1)
+    watts = np.full(len(times_s), shown_w)
+    return Beside(times_s, shown_w * (times_s - from_s), times_s, watts, 0.03, gap_s=0.5, late_s=0.1)
 
 
 def test_a_sensor_beside_a_counter_that_lost_all_says_what_flowed_as_well_as_it_knows() -> None:
@@ -51,6 +51,19 @@ def test_where_a_counter_brings_more_than_the_sensor_beside_it_saw_either_may_be
     assert found is not None
     assert (found.low_j, found.high_j, found.filled_j) == pytest.approx((200.0, 400.0, 300.0))
     assert found.variance_j2 == pytest.approx(200.0**2 / 12 + 6.0**2 + ENDS_J2)
+
+
+@pytest.mark.parametrize(("step_j", "filled_j"), [(255.0, 260.0), (275.0, 275.0), (276.0, 268.0)])
+def test_a_counter_brings_more_than_the_sensor_beside_it_saw_from_twice_what_that_may_be_off(
+    step_j: float, filled_j: float
+) -> None:
+    """130 W by the sensor, to 7.8 J: up to 275.6 J."""
+    found = stand(step_j, sensor(0.0, 8.0, 130.0))
+    assert found is not None
+    assert found.filled_j == pytest.approx(filled_j)
+    if found.basis == "beside":
+        assert (found.low_j, found.high_j) == pytest.approx((filled_j - 7.8, filled_j + 7.8))
+    assert (found.basis == "around") is (step_j == 276.0)
 
 
 @pytest.mark.parametrize(("from_s", "to_s"), [(3.0, 8.0), (0.0, 3.0)])
@@ -71,6 +84,17 @@ def test_a_counter_that_brings_more_than_was_late_may_have_lost_the_rest_of_a_bu
     assert found.variance_j2 == pytest.approx(15.6e3**2 / 3 + ENDS_J2)
 
 
+def test_the_rest_of_a_burst_is_bounded_by_the_highest_power_that_it_showed() -> None:
+    """10 kW for a second long before: of 300 J that came within a reading, at 6 kW, that is the higher."""
+    k = np.arange(201)
+    early_j = np.where(k < 20, 1000.0 * (k // 2), 1e4 + 10.0 * ((k - 20) // 2))
+    shown_j = np.where(k < 80, early_j, np.where(k < 120, 1.03e4, 1.06e4 + 10.0 * ((k - 120) // 2)))
+    taken = trace("counter", APART_S * k, shown_j, APART_S, update_period_s=PERIOD_S, resolution=1e-6)
+    [found] = judged_counter(taken, shown_j, Renewal(PERIOD_S, 1.5 * PERIOD_S)).stands
+    assert (found.start_s, found.end_s, found.filled_j) == (4.0, 6.0, 300.0)
+    assert found.high_j == pytest.approx(2e4)
+
+
 @pytest.mark.parametrize(("step_j", "is_stand"), [(155.0, True), (165.0, False), (245.0, False), (255.0, True)])
 def test_what_came_late_and_no_more_is_no_stand(step_j: float, is_stand: bool) -> None:
     """200 J are due: four fifths of them are enough, and more than five quarters are not of that time alone."""
@@ -83,6 +107,29 @@ def test_a_value_that_stands_for_less_than_two_of_its_steps_take_is_no_stand(res
     assert (stand(1.0, resolution=resolution) is not None) is is_stand
 
 
+@pytest.mark.parametrize(
+    ("behind_w", "step_j", "variance_j2"),
+    [
+        # 50 of 100 W: half may be lost, or none, which is the likelier.
+        (100.0, 100.0, 100.0**2 / 3),
+        # Between the powers before and behind: the load may have fallen at any time.
+        (50.0, 120.0, 80.0**2 / 12),
+        # Four fifths of the lower are enough for that.
+        (50.0, 81.0, 119.0**2 / 12),
+        (50.0, 79.0, 121.0**2 / 3),
+    ],
+)
+def test_what_a_counter_may_have_lost_while_nobody_read_it(behind_w: float, step_j: float, variance_j2: float) -> None:
+    k = np.concatenate([np.arange(41), np.arange(80, 161)])
+    behind_j = 200.0 + step_j + behind_w * PERIOD_S * ((k - 80) // 2)
+    shown_j = np.where(k < 80, 10.0 * (k // 2), behind_j)
+    taken = trace("counter", APART_S * k, shown_j, APART_S, update_period_s=PERIOD_S, resolution=1e-6)
+    [found] = judged_counter(taken, shown_j, Renewal(PERIOD_S, 1.5 * PERIOD_S)).stands
+    assert (found.start_s, found.end_s, found.basis) == (FROM_S, TO_S, "unread")
+    assert (found.low_j, found.filled_j, found.high_j) == pytest.approx((step_j, step_j, 200.0))
+    assert found.variance_j2 == pytest.approx(variance_j2)
+
+
 def test_readings_of_0_watts_are_bounded_by_the_lowest_and_the_highest_beside_them() -> None:
     """From the reading before to the reading behind, and to the ends of the trace."""
     t = np.arange(9.0)
@@ -91,3 +138,9 @@ def test_readings_of_0_watts_are_bounded_by_the_lowest_and_the_highest_beside_th
     assert [(s.start_s, s.end_s) for s in judged.stands] == [(0, 1), (2, 5), (6, 8)]
     assert [s.filled_j for s in judged.stands] == pytest.approx([10.0, 60.0, 20.0])
     assert [s.variance_j2 for s in judged.stands] == pytest.approx([10.0**2 / 12, 30.0**2 / 12, 20.0**2 / 12])
+
+
+@pytest.mark.parametrize(("resolution", "filled_w"), [(1.0, 0.0), (0.99, 2.0)])
+def test_a_sensor_that_shows_no_more_than_two_of_its_steps_may_show_0_watts(resolution: float, filled_w: float) -> None:
+    judged = judged_power(trace("power", np.arange(5.0), [2, 2, 0, 2, 2], 1.0, resolution=resolution))
+    assert judged.values.tolist() == [2, 2, filled_w, 2, 2]
