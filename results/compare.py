@@ -13,6 +13,9 @@ other, so the sample is the cluster (d_s: n01 - n10 within sample s).
                   All counts are first divided by the design effect, sum d_s^2 / (n01 + n10), from 1 (answers to a
                   sample vary freely) to R (they are all alike, and the interval is that of n samples)
 
+Over several workloads an item may be asked more than once, as in a sweep of `max_new_tokens`: its answers are mostly
+alike, and it is the cluster then.
+
 A perplexity is e to the mean of its samples' nll_nats (P of the arm, P0 of the reference, l_s and l0_s of a sample).
 The difference P - P0 has the interval of the mean of P l_s - P0 l0_s (the delta method), and p of the paired t test of
 nll_nats.
@@ -86,7 +89,18 @@ LOGARITHMS = {"perplexity": "nll_nats"}
 PAIRED_T_OF_LOGARITHMS = "paired t of nll_nats"
 
 SampleScores = Mapping[str, Sequence[float]]
-"""By sample id: its score in each repeat, in their order."""
+"""By sample id: its score in each repeat, in their order. Of several workloads: `sample_of` them."""
+_OF_WORKLOAD = "\0"
+
+
+def sample_of(workload: str, sample_id: str) -> str:
+    """The id of a workload's sample among those of several."""
+    return f"{workload}{_OF_WORKLOAD}{sample_id}"
+
+
+def items_of(samples: Sequence[str]) -> list[str]:
+    """What each sample asks: several workloads may ask the same."""
+    return [sample.rpartition(_OF_WORKLOAD)[2] for sample in samples]
 
 
 def compare_scores(reference: SampleScores, arm: SampleScores, is_binary: bool) -> Difference:
@@ -97,7 +111,7 @@ def compare_scores(reference: SampleScores, arm: SampleScores, is_binary: bool) 
         raise UnlikeError("no sample has a score of its own, so nothing can be paired")
     samples = sorted(reference)
     if is_binary:
-        return _compare_answers([reference[s] for s in samples], [arm[s] for s in samples])
+        return _compare_answers([reference[s] for s in samples], [arm[s] for s in samples], items_of(samples))
     return mean_difference([_mean(arm[s]) - _mean(reference[s]) for s in samples])
 
 
@@ -113,14 +127,16 @@ def compare_exponentials(reference: SampleScores, arm: SampleScores) -> Differen
     return replace(found, mean=change, low=low, high=high, p=logarithms.p, test=PAIRED_T_OF_LOGARITHMS)
 
 
-def _compare_answers(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[float]]) -> Difference:
+def _compare_answers(
+    reference: Sequence[Sequence[float]], arm: Sequence[Sequence[float]], items: Sequence[str]
+) -> Difference:
     """Right or wrong, by sample and repeat. Swapping arms within a sample is fair only where both answered as often."""
-    if not any(len(set(own)) > 1 for own in (*reference, *arm)):
+    if len(set(items)) == len(items) and not any(len(set(own)) > 1 for own in (*reference, *arm)):
         pairs = [(before[0], after[0]) for before, after in zip(reference, arm, strict=True)]
         return mcnemar(sum(before > after for before, after in pairs), sum(a > b for b, a in pairs), len(pairs))
     n_repeats = min(len(own) for own in (*reference, *arm))
     before, after = (np.asarray([own[:n_repeats] for own in scores], dtype=np.int64) for scores in (reference, arm))
-    found = clustered_mcnemar(after - before)
+    found = clustered_mcnemar(after - before, items)
     if any(len(own) > n_repeats for own in (*reference, *arm)):
         return replace(found, reason=f"over the first {n_repeats} repeats of both arms")
     return found
@@ -136,18 +152,19 @@ def mcnemar(n10: int, n01: int, n: int) -> Difference:
     return Difference(n, (n01 - n10) / n, low, high, p, MCNEMAR, n10 + n01)
 
 
-def clustered_mcnemar(changes: NDArray[np.int64]) -> Difference:
-    """changes: samples x repeats, each 1 (right with the arm only), -1 (with the reference only) or 0."""
+def clustered_mcnemar(changes: NDArray[np.int64], items: Sequence[str] | None = None) -> Difference:
+    """changes: samples x repeats, each 1 (right with the arm only), -1 (with the reference only) or 0. items: what each
+    sample asks; None: each another one."""
     n, n_repeats = changes.shape
     n01, n10 = int((changes > 0).sum()), int((changes < 0).sum())
-    effect = design_effect(changes)
+    effect = design_effect(changes, items)
     low, high = _bonett_price(*(count / effect for count in (n10, n01, n * n_repeats)))
     return Difference(
         n=n,
         mean=(n01 - n10) / (n * n_repeats),
         low=low,
         high=high,
-        p=_share_of_sign_flips(changes.sum(axis=1)),
+        p=_share_of_sign_flips(_by_item(changes, items)),
         test=MCNEMAR_CLUSTERED,
         n_changed=int((changes != 0).any(axis=1).sum()),
         n_answers=n * n_repeats,
@@ -155,12 +172,23 @@ def clustered_mcnemar(changes: NDArray[np.int64]) -> Difference:
     )
 
 
-def design_effect(changes: NDArray[np.int64]) -> float:
-    """How many answers to one sample count as one: from 1 to the number of repeats, which stands where none changed."""
-    n_changed, n_repeats = int((changes != 0).sum()), changes.shape[1]
+def design_effect(changes: NDArray[np.int64], items: Sequence[str] | None = None) -> float:
+    """How many answers to one item count as one: from 1 to how many there are, whose mean stands where none changed."""
+    n_changed, by_item = int((changes != 0).sum()), _by_item(changes, items)
     if not n_changed:
-        return float(n_repeats)
-    return min(max(float((changes.sum(axis=1) ** 2).sum()) / n_changed, 1.0), float(n_repeats))
+        return changes.size / len(by_item)
+    return max(float((by_item**2).sum()) / n_changed, 1.0)
+
+
+def _by_item(changes: NDArray[np.int64], items: Sequence[str] | None) -> NDArray[np.int64]:
+    """The sum of its answers' changes."""
+    by_sample: NDArray[np.int64] = changes.sum(axis=1)
+    if items is None:
+        return by_sample
+    places = np.unique(np.asarray(items), return_inverse=True)[1]
+    found = np.zeros(len(set(items)), dtype=np.int64)
+    np.add.at(found, places, by_sample)
+    return found
 
 
 def _bonett_price(n10: float, n01: float, n: float) -> tuple[float, float]:
@@ -170,12 +198,12 @@ def _bonett_price(n10: float, n01: float, n: float) -> tuple[float, float]:
     return max(-1.0, middle - half), min(1.0, middle + half)
 
 
-def _share_of_sign_flips(by_sample: NDArray[np.int64]) -> float:
-    """Of all choices of signs of the samples' differences, the share whose sum is at least as far from 0.
+def _share_of_sign_flips(by_item: NDArray[np.int64]) -> float:
+    """Of all choices of signs of the items' differences, the share whose sum is at least as far from 0.
 
-    m samples that differ by size k add k (2 binomial(m, 1/2) - m); the sum over the sizes is their convolution.
+    m items that differ by size k add k (2 binomial(m, 1/2) - m); the sum over the sizes is their convolution.
     """
-    sizes, counts = np.unique(np.abs(by_sample[by_sample != 0]), return_counts=True)
+    sizes, counts = np.unique(np.abs(by_item[by_item != 0]), return_counts=True)
     total = int((sizes * counts).sum())
     sums = np.zeros(2 * total + 1)
     sums[total] = 1.0
@@ -187,7 +215,7 @@ def _share_of_sign_flips(by_sample: NDArray[np.int64]) -> float:
                 sums[max(step, 0) : len(sums) + min(step, 0)] += (
                     share * before[max(-step, 0) : len(before) - max(step, 0)]
                 )
-    is_as_far = np.abs(np.arange(-total, total + 1)) >= abs(int(by_sample.sum()))
+    is_as_far = np.abs(np.arange(-total, total + 1)) >= abs(int(by_item.sum()))
     return min(1.0, float(sums[is_as_far].sum()))
 
 

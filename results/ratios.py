@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from results.compare import SAME, SampleScores, compare_scores, design_effect
+from results.compare import SAME, SampleScores, compare_scores, design_effect, items_of
 from results.statistics import CONFIDENCE, NORMAL_95
 
 Array = NDArray[np.float64]
@@ -109,7 +109,7 @@ def ratio_of_shares(arm: SampleScores, baseline: SampleScores) -> Ratio:
     n = len(samples)
     if not before.any():
         return Ratio(None, n=n, reason=f"{BASELINE} has no answer right")
-    effect = design_effect(after.astype(np.int64) - before)
+    effect = design_effect(after.astype(np.int64) - before, items_of(samples))
     right_both, right_after, right_before = (
         float(x.sum()) / effect for x in (after & before, after & ~before, before & ~after)
     )

@@ -23,8 +23,10 @@ from results.compare import (
     compare_trials,
     mcnemar,
     mean_difference,
+    sample_of,
     sample_scores,
 )
+from results.ratios import ratio_of_shares
 from results.records import Score
 from results.trials import Trial
 from tests.run_builders import completion, reading, trial
@@ -211,6 +213,40 @@ def test_p_of_varying_answers_is_the_share_of_swaps_of_arms_within_samples(chang
         sum(s * d for s, d in zip(signs, sums, strict=True)) for signs in itertools.product((-1, 1), repeat=len(sums))
     ]
     assert found.p == pytest.approx(sum(abs(swap) >= abs(sum(sums)) for swap in swaps) / len(swaps))
+
+
+@pytest.mark.parametrize("n_times", [2, 3])
+def test_an_item_that_several_workloads_ask_is_one(n_times: int) -> None:
+    """A sweep of a limit that no answer reaches asks the same again: 7 lost and 1 won are no 21 and 3."""
+    before, after = scores("1" * 20 + "0" * 5), scores("0" * 7 + "1" * 13 + "1" + "0" * 4)
+    several = [
+        {sample_of(f"w{i}", s): own for i in range(n_times) for s, own in one.items()} for one in (before, after)
+    ]
+    once, found = mcnemar(n10=7, n01=1, n=25), compare_scores(*several, is_binary=True)
+    assert found.p == pytest.approx(9 * 2 / 2**8)
+    assert (found.mean, found.low, found.high) == pytest.approx((once.mean, once.low, once.high))
+    ratios = ratio_of_shares(several[1], several[0]), ratio_of_shares(after, before)
+    assert (ratios[0].value, ratios[0].low, ratios[0].high) == pytest.approx(
+        (ratios[1].value, ratios[1].low, ratios[1].high)
+    )
+    unchanged = compare_scores(several[0], several[0], is_binary=True)
+    assert (unchanged.low, unchanged.high) == pytest.approx((mcnemar(0, 0, 25).low, mcnemar(0, 0, 25).high))
+
+
+def test_two_arms_alike_are_told_apart_over_items_that_one_workload_asks_more_of_in_5_of_100_runs_at_most() -> None:
+    """The second workload asks a half of the items again, and three in four answers are those of the first."""
+    rng, n, n_runs = np.random.default_rng(13), 60, 500
+    items = [*map(str, range(n)), *map(str, range(n // 2))]
+    n_false = 0
+    for _ in range(n_runs):
+        before, after = (rng.random(n) < 0.7 for _ in range(2))
+        kept, *others = (rng.random(n // 2) < share for share in (0.75, 0.7, 0.7))
+        again = [np.where(kept, own[: n // 2], other) for own, other in zip((before, after), others, strict=True)]
+        changes = np.r_[after, again[1]].astype(np.int64) - np.r_[before, again[0]]
+        found = clustered_mcnemar(changes[:, None], items)
+        assert found.p is not None
+        n_false += found.p < 0.05
+    assert n_false / n_runs <= 0.08, "three standard errors of 500 draws at 0.05 are 0.03"
 
 
 SHARES_RIGHT = {

@@ -19,6 +19,7 @@ from results.report.standings import Group, NoArmError, Quantity, Standing, devi
 from results.runs import RunData
 from results.trials import Trial
 from tests.run_builders import cell, completion, failed, reading, run, trial
+from tests.scored_runs import scored
 
 NOISE = (0.0, 0.02, -0.02, 0.01)
 
@@ -167,6 +168,29 @@ def test_accuracy_is_certain_where_mcnemars_test_agrees() -> None:
     assert told(10).is_certain
     assert (told(10).value, told(10).n) == (0.75, 40)
     assert not told(5).is_certain
+
+
+def test_accuracy_is_no_surer_where_a_sweep_asks_the_same_items_again() -> None:
+    """7 of 100 answers lost and 1 won are not certain (p = 0.07), and no more so in each of three workloads: they were,
+    as 21 and 3 of 300."""
+
+    def told(n_workloads: int) -> Standing:
+        workloads = [f"gsm8k[max_new_tokens={128 << i}]" for i in range(n_workloads)]
+        answers = {"first": "1" * 67 + "0" * 33, "second": "0" * 7 + "1" * 61 + "0" * 32}
+        cells = [cell(f"{arm}{w}", engine=arm, workload=w) for arm in answers for w in workloads]
+        trials = [scored(f"{arm}{w}", right) for arm, right in answers.items() for w in workloads]
+        ((whole, _),) = groups(run(cells, trials))
+        return standing(whole, "second", "accuracy")
+
+    once, thrice = told(1), told(3)
+    assert (once.is_certain, thrice.is_certain) == (False, False)
+    assert once.ratio is not None
+    assert thrice.ratio is not None
+    assert (thrice.ratio.low, thrice.ratio.high) == pytest.approx((once.ratio.low, once.ratio.high))
+    assert once.remark is None
+    assert thrice.remark == (
+        "several workloads ask the same: 300 samples are of 100 items, and the interval is over the items"
+    )
 
 
 def test_random_weights_are_not_compared() -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from results.compare import Difference, compare_scores
+from results.compare import Difference, compare_scores, items_of
 from results.ratios import BASELINE, ONE_PAIR, Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
 from results.report.arm_figures import ArmFigure
 from results.roads import unlike_roads
@@ -63,10 +63,15 @@ def _of_scores(figure: ArmFigure, base: ArmFigure) -> Against:
     if figure.is_share:
         ratio = _named(ratio_of_shares(own, other), base)
         n_repeats = [max(map(len, scores.values())) for scores in (own, other)]
-        remark = None
+        told = []
         if n_repeats[0] != n_repeats[1]:
-            remark = f"as times {base.arm.name}: of the first {min(n_repeats)} repeats that count of either"
-        return Against(ratio if ratio.value is not None else None, ratio.reason, remark)
+            told.append(f"as times {base.arm.name}: of the first {min(n_repeats)} repeats that count of either")
+        if (n_items := len(set(items_of(samples)))) < len(samples):
+            told.append(
+                f"several workloads ask the same: {len(samples)} samples are of {n_items} items, and the interval is"
+                " over the items"
+            )
+        return Against(ratio if ratio.value is not None else None, ratio.reason, "; ".join(told) or None)
     if figure.is_log:
         ratio = ratio_of_exponentials(own, other)
         return Against(ratio, ratio.reason)

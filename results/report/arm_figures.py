@@ -19,7 +19,7 @@ import pandas as pd
 
 from results.binary_scores import binary_metrics
 from results.cells import answering, left_out_reason, no_room, trials_of, usable
-from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
+from results.compare import UnlikeError, mean_score, sample_logarithms, sample_of, sample_scores
 from results.latencies import n_behind_first
 from results.metrics import NO_METER, RELATIVE_UNITS, no_number, time_method
 from results.operations import outside_share
@@ -220,7 +220,7 @@ class ArmFigures:
         try:
             for own_cell, own_metric in shares if is_whole else scored:
                 own = sample_scores(self._answering[own_cell.cell_id], own_metric)
-                scores |= {f"{own_cell.workload}\0{sample}": values for sample, values in own.items()}
+                scores |= {sample_of(own_cell.workload, sample): values for sample, values in own.items()}
             if not scores and aggregate is not None:
                 logarithms = sample_logarithms(self._answering[cell.cell_id], metric, aggregate)
         except UnlikeError as error:
