@@ -27,8 +27,18 @@ def binary_metrics(run: RunData) -> dict[str, frozenset[str]]:
 
 
 def metrics_within_0_and_1(run: RunData) -> dict[str, frozenset[str]]:
-    """By workload: metrics whose score lay there for every sample of every arm. The same evidence."""
-    return _metrics_with(run, lambda score: 0.0 <= score.value <= 1.0)
+    """By workload: metrics whose score lay there for every sample of every arm. The same evidence.
+
+    Where less is better most scores have no such end, as nats: of them those alone that were 0 or 1, and not always 0.
+    """
+    within = _metrics_with(run, lambda s: 0.0 <= s.value <= 1.0 and (s.higher_is_better or s.value in (0.0, 1.0)))
+    always_0 = _metrics_with(run, lambda score: not score.higher_is_better and score.value == 0.0)
+    return {workload: metrics - always_0[workload] for workload, metrics in within.items()}
+
+
+def metrics_from_0(run: RunData) -> dict[str, frozenset[str]]:
+    """By workload: metrics whose score was never below 0. The same evidence."""
+    return _metrics_with(run, lambda score: score.value >= 0.0)
 
 
 def _metrics_with(run: RunData, has: Callable[[Score], bool]) -> dict[str, frozenset[str]]:
@@ -65,8 +75,10 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
-def score_interval(mean: float, stderr: float, n: int, is_within_0_and_1: bool) -> tuple[float, float]:
-    """95 % interval of the mean of n samples' scores: Student's t.
+def score_interval(
+    mean: float, stderr: float, n: int, is_within_0_and_1: bool, is_from_0: bool = False
+) -> tuple[float, float]:
+    """95 % interval of the mean of n samples' scores: Student's t, without the part that holds no possible mean.
 
     Samples that all have 0, or all 1, scatter by nothing, and say little of those that were not asked. Of all scores
     within [0, 1] with such a mean those of 0 and 1 scatter most, so Wilson's interval holds for them.
@@ -77,7 +89,7 @@ def score_interval(mean: float, stderr: float, n: int, is_within_0_and_1: bool) 
         return wilson_interval(mean, n)
     half = float(special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * stderr
     low, high = mean - half, mean + half
-    return (max(0.0, low), min(1.0, high)) if is_within_0_and_1 else (low, high)
+    return max(0.0, low) if is_within_0_and_1 or is_from_0 else low, min(1.0, high) if is_within_0_and_1 else high
 
 
 def _is_overlap(metric: str) -> bool:

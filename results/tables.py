@@ -24,6 +24,7 @@ from results.achieved import ACHIEVED_METRICS, achieved_observations, unseen_ach
 from results.binary_scores import (
     binary_metrics,
     is_share,
+    metrics_from_0,
     metrics_within_0_and_1,
     score_interval,
     wilson_interval,
@@ -69,19 +70,21 @@ _STATISTICS = ("mean", "median", "p50", "p90", "p99", "ci_low", "ci_high")
 
 
 class _Scores(NamedTuple):
-    """Of a workload. binary: those that are 0 or 1 for each sample. within: those that lie there."""
+    """Of a workload. binary: those that are 0 or 1 for each sample. within: those that lie there. from_0: those that
+    are not below 0."""
 
     asked: list[str]
     binary: frozenset[str]
     within: frozenset[str]
+    from_0: frozenset[str]
 
 
 def tidy(run: RunData) -> pd.DataFrame:
     """One row per cell, metric, phase, meter and method; columns `COLUMNS`."""
     trials = trials_of(run)
     sources, asked = data_sources(run), _aggregates_by_workload(run)
-    binary, within = binary_metrics(run), metrics_within_0_and_1(run)
-    scores = {workload: _Scores(asked[workload], binary[workload], within[workload]) for workload in asked}
+    found = binary_metrics(run), metrics_within_0_and_1(run), metrics_from_0(run)
+    scores = {workload: _Scores(asked[workload], *(metrics[workload] for metrics in found)) for workload in asked}
     rows = chain.from_iterable(
         _as_counted(cell, _rows(identity_of(run, cell, sources), trials[cell.cell_id], scores[cell.workload]))
         for cell in run.cells
@@ -181,8 +184,10 @@ def _score_rows(identity: dict[str, Any], trials: list[Trial], scores: _Scores) 
             if mean is not None and metric in shares:
                 row["ci_low"], row["ci_high"] = wilson_interval(mean, n_samples)
             elif mean is not None and stderr is not None and n_samples > 1:
-                is_within = metric.partition("/")[0] in scores.within
-                row["ci_low"], row["ci_high"] = score_interval(mean, stderr, n_samples, is_within)
+                own = metric.partition("/")[0]
+                row["ci_low"], row["ci_high"] = score_interval(
+                    mean, stderr, n_samples, own in scores.within, own in scores.from_0
+                )
             yield row
 
 

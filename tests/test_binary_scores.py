@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
-from results.binary_scores import binary_metrics, is_share, metrics_within_0_and_1, score_interval, wilson_interval
+from results.binary_scores import (
+    binary_metrics,
+    is_share,
+    metrics_from_0,
+    metrics_within_0_and_1,
+    score_interval,
+    wilson_interval,
+)
 from results.records import Score
 from results.trials import Trial
 from tests.run_builders import cell, run, trial
@@ -38,9 +45,25 @@ def test_a_metric_is_right_or_wrong_where_no_sample_of_any_arm_says_otherwise() 
         answered("other", "acc", 0.25, 1),
     ]
     assert binary_metrics(run(cells, trials)) == {"gsm8k": {"acc"}, "boolq": set()}
-    assert metrics_within_0_and_1(run(cells, trials)) == {"gsm8k": {"acc", "4096", "kl_nats"}, "boolq": {"acc"}}
+    assert metrics_within_0_and_1(run(cells, trials)) == {"gsm8k": {"acc", "4096"}, "boolq": {"acc"}}
     beyond = answered("b", "4096", 37.5)
     assert "4096" not in metrics_within_0_and_1(run(cells, [*trials, beyond]))["gsm8k"]
+
+
+def test_nats_are_no_share_however_few_they_are() -> None:
+    """A reference is 0 nats from itself: with Wilson's interval that was up to 0.32 of 8 texts, beside an arm whose
+    interval ended at 0.000003. Of a share where less is better some sample has 1."""
+    cells = [cell("a"), cell("b")]
+    trials = [
+        answered("a", "kl_nats", 0, 0, higher_is_better=False),
+        answered("b", "kl_nats", 2e-6, 3e-6, higher_is_better=False),
+    ]
+    assert metrics_within_0_and_1(run(cells, trials)) == {"gsm8k": set()}
+    assert metrics_within_0_and_1(run(cells[:1], trials[:1])) == {"gsm8k": set()}
+    assert metrics_from_0(run(cells, trials)) == {"gsm8k": {"kl_nats"}}
+    assert metrics_from_0(run(cells, [*trials, answered("b", "kl_nats", -4e-9)])) == {"gsm8k": set()}
+    stereotypes = answered("a", "pct_stereotype", 0, 1, higher_is_better=False)
+    assert metrics_within_0_and_1(run(cells[:1], [stereotypes])) == {"gsm8k": {"pct_stereotype"}}
 
 
 def test_no_overlap_of_words_is_no_wrong_answer() -> None:
@@ -62,6 +85,7 @@ def test_scores_between_have_students_interval_and_no_end_outside_of_what_scores
     assert score_interval(-3.0, 0.5, 30, False) == pytest.approx(t.interval(0.95, 29, -3.0, 0.5))
     assert score_interval(0.95, 0.05, 4, True) == pytest.approx((t.interval(0.95, 3, 0.95, 0.05)[0], 1.0))
     assert score_interval(1.0, 0.0, 4, True) == wilson_interval(1.0, 4)
+    assert score_interval(2.0, 2.0, 4, False, True) == pytest.approx((0.0, t.interval(0.95, 3, 2.0, 2.0)[1]))
     assert score_interval(1.0, 0.0, 4, False) == (1.0, 1.0), "of a score that may be 37 nothing else is known"
 
 
