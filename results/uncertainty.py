@@ -325,9 +325,7 @@ class Scatter:
         n = self._n
         if n < 3:
             return np.zeros(len(i))
-        low = np.minimum(np.maximum(i - 1 - NEAR_STEPS, 0), n - 2)
-        high = np.minimum(np.maximum(i + NEAR_STEPS, low + 1), n - 2)
-        low = np.minimum(low, high - 1)
+        low, high = np.maximum(i - 1 - NEAR_STEPS, 0), np.minimum(i + NEAR_STEPS, n - 2)
         return np.asarray(np.maximum((self._sum_w2[high] - self._sum_w2[low]) / (high - low), 0.0))
 
 

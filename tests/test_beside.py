@@ -66,7 +66,7 @@ def test_0_watts_confirm_nothing(from_s: float, at_s: float) -> None:
 )
 def test_one_value_for_much_longer_than_elsewhere_confirms_nothing(usual: int, repeats: int, known: bool) -> None:
     k = np.arange(161)
-    watts: Array = WATTS + (k // usual) % 2.0
+    watts = np.where((k // usual) % 2 == 0, np.float64(WATTS), np.float64(101.0))
     watts[50 : 50 + repeats] = 90.0
     assert (sensor(watts).between(2.0, 4.0) is not None) is known
 
