@@ -53,6 +53,16 @@ def test_uncertainty_of_the_idle_power_grows_with_the_window() -> None:
     assert energy(flat(30.0, 0, 10), (1.0, 9.0), idle=idle).net_uncertainty_j == pytest.approx(0.3 * 8)
 
 
+def test_what_leaves_net_energy_open_adds_up_in_quadrature() -> None:
+    """30 W in steps of 3 W for 8 s, of a meter that is right to 2 %; 4 to 6 W idle, to 0.3 W, that strays."""
+    idle = IdleBaseline(meter="m", component="total", before_w=4.0, after_w=6.0, uncertainty_w=0.3, strays_j2_per_s=0.5)
+    reading = energy(flat(30.0, 0, 10, resolution=3.0, relative_accuracy=0.02), (1.0, 9.0), idle=idle)
+    step_j2 = (3.0 * 8) ** 2 / 12
+    assert reading.uncertainty_j == pytest.approx(math.sqrt(step_j2 + (0.02 * 240) ** 2))
+    idle_j2 = (0.3 * 8) ** 2 + (2 * 8) ** 2 / 12 + 0.5 * 8
+    assert reading.net_uncertainty_j == pytest.approx(math.sqrt(step_j2 + (0.02 * 200) ** 2 + idle_j2))
+
+
 def test_idle_power_that_strays_by_itself_is_in_the_uncertainty_of_net_energy() -> None:
     """20 W idle and 50 W more for 20 s, idle times of 6 s: of how far these differ alone, 56 of 100 lay within."""
     z = np.abs(errors_in_sigma(keeps_s=0.5, idle_s=6.0, n_windows=60))

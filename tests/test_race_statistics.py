@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -76,6 +78,48 @@ def test_intervals_of_one_candidate_hold_its_value_where_rounds_drift_too(drift:
             error, dof = fit.value_error(k)
             held.append(abs(fit.effect_K[k] + fit.level) < stats.t.ppf(0.975, dof) * error)
     assert 0.92 < np.mean(held) < 0.985
+
+
+def test_what_was_drawn_in_counts_as_far_as_it_was_drawn_and_tells_nothing_of_its_own() -> None:
+    """Two candidates, ten rounds: in eight they differ by 2 %, now the one, now the other, and in two by a factor of e.
+    By symmetry the effects are 0, and no level moves: a residual of 0.01 each, and 0.5 drawn in to 3.5 deviations."""
+    difference_R = np.array([0.02, -0.02] * 4 + [1.0, -1.0])
+    values_RK = np.exp(np.stack([difference_R / 2, -difference_R / 2], axis=1))
+    fit = fit_rounds(values_RK, spread(values_RK))
+    assert fit.effect_K == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert (fit.dof, fit.drawn_in) == (20 - 10 - 2 + 1, 4)
+    most = 3.5 * 1.4826 * 0.01 * math.sqrt(20 / 9)
+    assert fit.noise == pytest.approx(math.sqrt((16 * 0.01**2 + 4 * most**2) / 9) * 20 / 16, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rounds_R", "level_error"), [([1.0, 1.2], 0.1), ([1.0, 1.2, 1.4], 0.2 / math.sqrt(3)), ([1.0], math.inf)]
+)
+def test_how_rounds_differ_tells_the_error_of_their_level(rounds_R: list[float], level_error: float) -> None:
+    values_RK = np.exp(np.array(rounds_R)[:, None] + np.array([0.1, -0.1]))
+    fit = fit_rounds(values_RK, spread(values_RK))
+    assert fit.level == pytest.approx(np.mean(rounds_R))
+    assert fit.level_error == pytest.approx(level_error)
+
+
+@pytest.mark.parametrize(
+    ("noise", "dof", "level_error", "n_rounds", "error", "degrees"),
+    [
+        # Satterthwaite: the square of the sum of two variances over the squares of each by its degrees.
+        (0.1, 4, 0.2, 6, math.sqrt(0.045), 0.045**2 / (0.005**2 / 4 + 0.04**2 / 5)),
+        (0.1, 1, 0.2, 2, math.sqrt(0.045), 0.045**2 / (0.005**2 + 0.04**2)),
+        (0.1, 4, 0.0, 6, math.sqrt(0.005), 4.0),
+        (0.0, 4, 0.0, 6, 0.0, 4.0),
+        (0.0, 7, 0.0, 6, 0.0, 5.0),
+        (math.inf, 0, 0.2, 6, math.inf, 0.0),
+        (0.1, 4, math.inf, 1, math.inf, 0.0),
+    ],
+)
+def test_the_error_of_a_value_is_of_its_effect_and_of_the_level(
+    noise: float, dof: int, level_error: float, n_rounds: int, error: float, degrees: float
+) -> None:
+    fit = Fit(np.zeros(2), np.array([[0.5, -0.5], [-0.5, 0.5]]), noise, dof, 0, 0.0, level_error, n_rounds)
+    assert fit.value_error(0) == pytest.approx((error, degrees))
 
 
 def test_rounds_that_share_no_candidate_cannot_be_compared() -> None:
