@@ -34,6 +34,7 @@ from harness.serve_command import serve
 from harness.sheet_command import sheets
 from harness.terminal import (
     EXIT_BAD_PLAN,
+    EXIT_NOT_WRITTEN,
     AsJson,
     end_interrupted,
     fail,
@@ -119,7 +120,7 @@ def init(
     except FileExistsError:
         fail(f"{path}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
     except OSError as error:
-        fail(f"{path}: cannot be written ({error.strerror}); name a file in another folder", EXIT_BAD_PLAN)
+        fail(f"{path}: cannot be written ({error.strerror}); name a file in another folder", EXIT_NOT_WRITTEN)
     except ValueError as error:
         fail(f"{path}: cannot be written ({error}); give another name", EXIT_BAD_PLAN)
     shown = shlex.quote(str(path))
@@ -195,6 +196,8 @@ def train_tiny_model(
         train_tiny(folder, device)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, f"the same command goes on with what is in {folder}")
-    except (EngineError, OSError, RuntimeError) as error:
+    except OSError as error:
+        fail(f"{folder}: cannot be written ({error.strerror or error}); name another folder", EXIT_NOT_WRITTEN)
+    except (EngineError, RuntimeError) as error:
         fail(f"{folder}: {error}", EXIT_BAD_PLAN)
     typer.echo(printable(str(folder)))

@@ -21,6 +21,7 @@ from harness.terminal import (
     end_interrupted,
     fail,
     fail_each,
+    fail_store,
     print_verdicts,
 )
 from results.printable import printable
@@ -128,7 +129,7 @@ def _read(folders: Sequence[Path]) -> dict[Path, RunTold]:
                 asked = pool.submit(read_told, other)
                 return {here: read_told(own), there: asked.result()}
         except StoreError as error:
-            fail(str(error), EXIT_BAD_PLAN)
+            fail_store(error)
 
 
 def _bytes(path: Path) -> int:

@@ -29,6 +29,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    fail_store,
 )
 from results.printable import printable
 
@@ -138,7 +139,7 @@ def _run(
         with FleetView(console_of(stderr=as_json)) as view:
             FleetRun(plan, sent, directory, DaskRoad(address, tls), view, most_losses).run(resume, wait_s)
     except StoreError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
     except FleetError as error:
         fail(str(error), EXIT_DEVICE_NOT_READY)
 

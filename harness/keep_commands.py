@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from harness.terminal import EXIT_ALTERED, EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, AsJson, fail, quiet_libraries
+from harness.terminal import (
+    EXIT_ALTERED,
+    EXIT_BAD_PLAN,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    fail,
+    fail_store,
+    fail_unwritten,
+    quiet_libraries,
+)
 from results.printable import printable
 
 MOST_TOLD = 50
@@ -29,7 +38,7 @@ def export(
     try:
         strangers = foreign_files(out) if out.is_dir() else []
     except OSError as error:
-        fail(f"--out {error.filename or out}: cannot be read ({error.strerror or error})", EXIT_NOT_WRITTEN)
+        fail(f"--out {out}: cannot be read ({error.strerror or error}); name another folder", EXIT_NOT_WRITTEN)
     if strangers or (out.exists() and not out.is_dir()):
         told = f"holds other files ({', '.join(strangers[:3])})" if strangers else "is no folder"
         fail(f"--out {out}: {told}; name a new folder", EXIT_BAD_PLAN)
@@ -37,9 +46,9 @@ def export(
         with Store.view(directory) as store:
             paths = export_run(store.data(), out, traces)
     except StoreError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
     except OSError as error:
-        fail(f"--out {error.filename or out}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+        fail_unwritten(out, error)
     for path in paths:
         typer.echo(printable(str(path)))
 
@@ -62,7 +71,7 @@ def bundle(
     try:
         made = write_bundle(directory, out, version("joulebench"))
     except StoreError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
     except OSError as error:
         fail(f"--out {out}: cannot be written ({error.strerror or error}); name another file", EXIT_NOT_WRITTEN)
     if as_json:

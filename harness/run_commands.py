@@ -28,6 +28,7 @@ from harness.terminal import (
     console_of,
     end_interrupted,
     fail,
+    fail_store,
     print_rows,
     quiet_libraries,
 )
@@ -299,7 +300,7 @@ def _measured(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, co
             with open_run(plan, directory, resume, run_parts) as store:
                 return Runner(plan, store, run_parts, progress).run()
     except StoreError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
     except DeviceNotReadyError as error:
         fail(str(error), EXIT_DEVICE_NOT_READY)
 
@@ -341,12 +342,12 @@ def show_run(
     except DeviceError as error:
         fail(str(error), EXIT_BAD_PLAN)
     except StoreError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
     except OSError as error:
-        remedy = f"joulebench report {shlex.quote(str(directory))}"
+        command = f"joulebench report {shlex.quote(str(directory))}"
         fail(
             f"{error.filename or out}: cannot be written ({error.strerror or error}); every finished trial is kept:"
-            f" make room or the folder writable, then `{remedy}` writes the tables",
+            f" make room or the folder writable, then `{command}` writes the tables, and with --out into another one",
             EXIT_NOT_WRITTEN,
         )
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.terminal import EXIT_BAD_PLAN, fail
+from harness.terminal import EXIT_BAD_PLAN, fail, fail_store
 
 if TYPE_CHECKING:
     from harness.plan import Plan
@@ -23,7 +23,7 @@ def refuse_folder(out: Path | None, resume: bool, plan: Plan) -> None:
     try:
         check_folder(folder_of(out, plan), resume)
     except StoreError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
 
 
 def refuse_no_path(out: Path | None) -> None:

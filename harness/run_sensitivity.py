@@ -186,7 +186,7 @@ def show_sensitivity(directory: Path, out: Path, console: Console) -> None:
     except (DeviceError, StoreError, TraceFileError) as error:
         fail(f"--sensitivity: {error}", EXIT_BAD_PLAN)
     except OSError as error:
-        fail(f"{out}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+        fail(f"{out}: cannot be written ({error.strerror or error}); name another folder with --out", EXIT_NOT_WRITTEN)
     for one in found:
         if one.flips:
             say(one.words)

@@ -19,6 +19,7 @@ from harness.terminal import (
     EXIT_NOT_WRITTEN,
     EXIT_SOME_FAILED,
     AsJson,
+    check_out,
     console_of,
     end_interrupted,
     fail,
@@ -123,6 +124,7 @@ def add(
     assert zone_name is not None
     told_name = name or "-".join([plan_name, *(devices or ())])
     _check_name(told_name)
+    check_out(out)  # nobody is there when a run is refused
     book, now = _book(), datetime.now(UTC)
     entry = Entry(
         name=told_name,
@@ -245,7 +247,7 @@ def run_due() -> None:
     from harness.schedule.world import RealWorld
     from harness.state import state_folder
 
-    raise_in_command()
+    raise_in_command(is_long=True)
     console = console_of()
     book = _book()
 
@@ -320,7 +322,8 @@ def install(
             if not dry_run:
                 replace_text(unit.path, unit.text)
         except OSError as error:
-            fail(f"{unit.path}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+            remedy = "make its folder writable, or write what --dry-run shows yourself"
+            fail(f"{unit.path}: cannot be written ({error.strerror or error}); {remedy}", EXIT_NOT_WRITTEN)
         typer.echo(f"\n{printable(str(unit.path))}{' (not written)' if dry_run else ''}")
         typer.echo("".join(f"  {line}\n" for line in unit.text.splitlines()))
     typer.echo("Then:")

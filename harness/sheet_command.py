@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.terminal import EXIT_BAD_PLAN, AsJson, fail, fail_each, print_rows
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, AsJson, fail, fail_each, print_rows
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _write(ref: SheetRef, name: str, out: Path) -> None:
     except FileExistsError:
         fail(f"{out}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
     except OSError as error:
-        fail(f"{out}: cannot be written ({error.strerror}); name a file in another folder", EXIT_BAD_PLAN)
+        fail(f"{out}: cannot be written ({error.strerror}); name a file in another folder", EXIT_NOT_WRITTEN)
     except ValueError as error:
         fail(f"{out}: cannot be written ({error}); give another name", EXIT_BAD_PLAN)
     typer.echo(f"{printable(str(out))}: written; change it, and then")

@@ -214,10 +214,15 @@ def warn_of_crowded(n_threads: int | None) -> None:
 
 def check_out(folder: Path) -> None:
     """Ends a command whose --out cannot be written, before it computes for minutes."""
+    from results.database import StoreError
     from results.report.files import check_folder
+    from results.run_folders import check_is_folder
 
     try:
+        check_is_folder(folder)
         check_folder(folder)
+    except StoreError as error:
+        fail(f"--out {error}", EXIT_BAD_PLAN)
     except OSError as error:
         fail_unwritten(folder, error)
 
@@ -226,6 +231,22 @@ def check_file(option: str, path: Path | None, kind: str) -> None:
     """Ends a command whose output, a file of this kind (".csv"), would replace a plan or the store of a run."""
     if path is not None and path.suffix.lower() in {*FILE_KINDS} - {kind} and path.is_file():
         fail(f"{option} {path}: is there, and its name is of no {kind} file; name another file", EXIT_BAD_PLAN)
+
+
+def fail_store(error: Exception) -> NoReturn:
+    """Of a run's folder: one that is the wrong one is mended in the command, a disk or its permissions are not."""
+    from results.database import UnwrittenError
+
+    fail(str(error), EXIT_NOT_WRITTEN if isinstance(error, UnwrittenError) else EXIT_BAD_PLAN)
+
+
+def end_written(folder: Path, written: Iterable[Path], unwritten: OSError | None) -> None:
+    """Behind what was found: which files have it, or why not. They are written before it is printed, so that they are
+    there where a reader leaves (`| head`, `| less`)."""
+    for path in written:
+        typer.echo(f"{printable(str(path))}: written", err=True)
+    if unwritten is not None:
+        fail_unwritten(folder, unwritten)
 
 
 def fail_unwritten(folder: Path, error: OSError) -> NoReturn:

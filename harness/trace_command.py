@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, check_file, fail, fail_each, print_rows
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, check_file, fail, fail_each, fail_store, print_rows
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def trace(
             window, facts = _window(own), _facts(run, own)
             found = timelines(window, run.load_parts(own.trial_id), own.completions, own.decode_steps)
     except (StoreError, TraceFileError) as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
     if request is not None or step is not None:
         span = _span(own, request or 1, step)
         found = found.between(*span)
@@ -67,7 +67,8 @@ def trace(
     try:
         replace_text(out, json.JSONEncoder(allow_nan=False).iterencode(document))
     except (OSError, ValueError) as error:
-        fail(f"--out {out}: cannot be written ({error}); name another file", EXIT_NOT_WRITTEN)
+        why = (isinstance(error, OSError) and error.strerror) or error
+        fail(f"--out {out}: cannot be written ({why}); name another file", EXIT_NOT_WRITTEN)
     length_s = found.end_s - found.begin_s
     # Beside standard output, which may be the file.
     told = f"{printable(str(out))}: {n:,} events in {length_s:.6g} s ({facts['time']}); open it in ui.perfetto.dev"

@@ -20,6 +20,7 @@ from harness.terminal import (
     end_interrupted,
     fail,
     fail_each,
+    fail_store,
     print_rows,
     quiet_libraries,
 )
@@ -174,7 +175,7 @@ def _tune(asked: Asked, problems: list[str]) -> None:
     except PlanError as error:
         fail_each(error.problems, EXIT_BAD_PLAN)
     except StoreError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
     except DeviceNotReadyError as error:
         fail(str(error), EXIT_DEVICE_NOT_READY)
     except SessionBrokenOffError as error:
@@ -205,13 +206,13 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
     except PlanError as error:
         fail_each(error.problems, EXIT_BAD_PLAN)
     except (TunedProfileError, StoreError) as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail_store(error)
     except DeviceNotReadyError as error:
         fail(str(error), EXIT_DEVICE_NOT_READY)
     except SessionBrokenOffError as error:
         fail(f"{error}; the profile stays as it was, check it again then", EXIT_NONE_USABLE)
     except OSError as error:
-        fail(f"{error.filename}: cannot be written ({error.strerror})", EXIT_NOT_WRITTEN)
+        fail(f"{error.filename}: cannot be written ({error.strerror}); make room, and check it again", EXIT_NOT_WRITTEN)
     assert profile.check is not None
     for line in (profile.check.words, f"figures of both arms: {folder / CHECK_REPORT}"):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

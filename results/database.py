@@ -60,6 +60,10 @@ class StoreError(Exception):
     """A run folder that cannot be used: what, the value found, the remedy."""
 
 
+class UnwrittenError(StoreError):
+    """One in which there is no room, or that may not be written: a plan has no part in it."""
+
+
 @contextlib.contextmanager
 def damage_told(path: Path, sealed: bool = False) -> Iterator[None]:
     """Turns what SQLite, or a record that does not fit, raises into a `StoreError` that names the file.

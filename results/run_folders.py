@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from results.database import StoreError
+from results.database import StoreError, UnwrittenError
 from results.units import told_apart
 
 FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
@@ -15,26 +15,28 @@ FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 
 
 def check_free_space(directory: Path, is_begun: bool = False) -> None:
-    """Raises `StoreError` when the disk under a (perhaps not yet existing) folder has too little room. is_begun: a run
-    is in it, which goes on where it was broken off."""
+    """Raises `UnwrittenError` when the disk under a (perhaps not yet existing) folder has too little room. is_begun: a
+    run is in it, which goes on where it was broken off."""
     existing = _existing(directory)
     room = shutil.disk_usage(existing)
     # What has no bytes at all is no disk (/proc, /sys), or does not tell: whoever writes there hears why it cannot be.
     remedy = "and go on with --resume" if is_begun else "or name a folder on another disk with --out"
     if room.total and os.access(existing, os.W_OK) and room.free < FREE_BYTES_NEEDED:
         free, needed = told_apart(room.free, FREE_BYTES_NEEDED)
-        raise StoreError(f"only {free} are free on the disk of {directory}, {needed} are needed; make room {remedy}")
+        raise UnwrittenError(
+            f"only {free} are free on the disk of {directory}, {needed} are needed; make room {remedy}"
+        )
 
 
 def check_can_be_made(directory: Path) -> None:
     """Raises `StoreError` where a (perhaps not yet existing) folder cannot be written. Writes nothing itself: another
     run may be about to begin there."""
     existing = _existing(directory)
-    why = "cannot be written" if existing.is_dir() else "is no folder"
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise StoreError(
-            f"cannot create the run folder {directory}: {existing} {why}; name a folder that can be written with --out"
-        )
+    remedy = "name a folder that can be written with --out"
+    if not existing.is_dir():
+        raise StoreError(f"cannot create the run folder {directory}: {existing} is no folder; {remedy}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UnwrittenError(f"cannot create the run folder {directory}: {existing} cannot be written; {remedy}")
 
 
 def _existing(directory: Path) -> Path:

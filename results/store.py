@@ -29,6 +29,7 @@ from results.database import (
     READ_FROM_VERSION,
     SEALED_FROM_VERSION,
     StoreError,
+    UnwrittenError,
     check_whole,
     damage_told,
     damaged,
@@ -111,7 +112,7 @@ class Store:
         except (OSError, sqlite3.Error) as error:
             # Not on a StoreError: then the folder is another process's, or holds another run.
             _remove_new(directory, found, made)
-            raise StoreError(
+            raise UnwrittenError(
                 f"cannot create the run folder {directory}: {error}; name a folder that can be written with --out"
             ) from error
         return store
@@ -137,7 +138,7 @@ class Store:
                 undo.callback(store.close)
                 store._remove_orphans()
             except OSError as error:
-                raise StoreError(
+                raise UnwrittenError(
                     f"{directory} cannot be written ({error.strerror or error}); make it writable (chmod), make room,"
                     " or go on with a copy of it"
                 ) from error
@@ -216,7 +217,9 @@ class Store:
             kept = "finished trials are kept: make room and go on with --resume"
             if not (self.directory / DATABASE).exists():
                 kept = "the run's folder was removed or renamed meanwhile, and its finished trials with it"
-            raise StoreError(f"{_told(trials)} could not be written to {self.directory} ({error}); {kept}") from error
+            raise UnwrittenError(
+                f"{_told(trials)} could not be written to {self.directory} ({error}); {kept}"
+            ) from error
 
     def _insert(
         self,
@@ -246,7 +249,7 @@ class Store:
                     insert(db, "sample", (workload, model, i, sample.model_dump_json()), or_ignore=True)
             self._checkpoint()
         except sqlite3.Error as error:
-            raise StoreError(
+            raise UnwrittenError(
                 f"the samples of {workload} could not be written to {self.directory} ({error}); make room and go on"
                 " with --resume"
             ) from error
@@ -259,7 +262,7 @@ class Store:
                 keep_unfinished(db, n_trials)
             self._checkpoint()
         except sqlite3.Error as error:
-            raise StoreError(
+            raise UnwrittenError(
                 f"{self.directory / DATABASE} cannot be written ({error}); make room and go on with --resume"
             ) from error
 

@@ -241,7 +241,7 @@ def test_in_a_folder_that_is_gone_no_command_begins() -> None:
 def test_a_plan_that_has_no_place_here_is_to_be_written_elsewhere(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["init", str(tmp_path / "none" / "plan.toml")])
     told = "cannot be written (No such file or directory); name a file in another folder"
-    assert (done.exit_code, told in done.stderr) == (2, True)
+    assert (done.exit_code, told in done.stderr) == (7, True)
 
 
 def test_a_file_of_weights_that_is_cut_short_under_a_run_does_not_end_it_without_a_word(tmp_path: Path) -> None:

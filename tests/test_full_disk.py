@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_what_found_no_room_leaves_its_name_free(full_disk: Path, command: tuple
     path = full_disk / "mine.toml"
     told = joulebench(*command, str(path))
     assert (told.code, told.problems) == (
-        2,
+        7,
         [f"error: {path}: cannot be written ({FULL}); name a file in another folder"],
     )
     (full_disk / "filler").write_bytes(b"")
@@ -57,6 +58,35 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_new_text(path, "other")
     assert path.read_text() == "mine"
+
+
+@pytest.fixture
+def read_only_run(tmp_path: Path, finished_run: FinishedRun) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 1 << 26) as disk:
+        shutil.copytree(finished_run.directory, disk / "run")
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        yield disk / "run"
+
+
+def test_the_report_of_a_run_on_a_read_only_disk_goes_elsewhere(tmp_path: Path, read_only_run: Path) -> None:
+    told = joulebench("report", str(read_only_run))
+    assert (told.code, len(told.problems)) == (7, 1), told.stderr
+    assert f"`joulebench report {read_only_run}` writes the tables, and with --out into another one" in told.stderr
+    assert joulebench("report", str(read_only_run), "--out", str(tmp_path / "elsewhere")).code == 0
+    assert (tmp_path / "elsewhere/report.html").is_file()
+
+
+def test_a_run_that_finds_its_disk_read_only_or_full_ends_as_one_of_the_disk(
+    tmp_path: Path, read_only_run: Path, finished_run: FinishedRun
+) -> None:
+    """With the code of a bad plan: `schedule run-due` gave up a run whose disk was read-only for one night."""
+    plan = str(finished_run.plan)
+    told = joulebench("run", plan, "--resume", "--out", str(read_only_run))
+    assert (told.code, f"{read_only_run} cannot be written (Read-only file system)" in told.stderr) == (7, True)
+    assert joulebench("run", plan, "--out", str(read_only_run.parent / "new")).code == 7
+    with small_disk(tmp_path / "small", 1 << 20) as disk:
+        told = joulebench("run", plan, "--out", str(disk / "run"))
+        assert (told.code, "are needed; make room" in told.stderr) == (7, True)
 
 
 def test_a_bundle_without_room_says_so_and_leaves_nothing(full_disk: Path, finished_run: FinishedRun) -> None:

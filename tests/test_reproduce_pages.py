@@ -80,11 +80,11 @@ def test_what_nobody_knows_is_one_line(word: str) -> None:
     assert line.isprintable()
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_file_where_a_folder_is_asked_for_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     done = joulebench("reproduce", "004-006", "--out", str(tmp_path / "taken"))
-    assert done.code == 7
-    assert done.problems == [f"error: --out {tmp_path / 'taken'}: cannot be written (File exists); name another folder"]
+    assert done.code == 2
+    assert done.problems == [f"error: --out {tmp_path / 'taken'} is no folder; name another one"]
     # Told before anything is computed, so nothing of a source was begun.
     assert "Neuron" not in done.stderr
     assert done.stdout == ""

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,17 @@ def test_a_folder_that_is_away_leaves_the_run_due_until_it_is_back(tmp_path: Pat
     away.mkdir()
     assert schedule(tmp_path, "run-due")[0] == 0
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody can make a file in Linux's /proc")
+def test_a_folder_for_runs_that_takes_nothing_is_told_when_the_plan_is_added(tmp_path: Path) -> None:
+    """It was told at the first time that was due, at night."""
+    plan(tmp_path)
+    code, _, errors = add(tmp_path, "--out", "/proc/runs")
+    assert (code, errors.startswith("error: --out /proc/runs: cannot be written (")) == (7, True)
+    assert rows(tmp_path) == []
+    assert add(tmp_path)[0] == 0
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_full_disk_leaves_an_unfinished_run_due(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from harness.fleet.work import PlanWork
 from harness.opening import check_folder, check_same_plan, new_info
 from harness.plan import Plan
 from harness.tuning.tuned_plans import why_another_phone
+from results.database import UnwrittenError
 from results.runs import RunInfo
 from results.store import Store, StoreError
 from results.trials import Trial
@@ -130,7 +131,7 @@ class FleetRun:
             try:
                 write_state(self._directory, state)
             except OSError as error:
-                raise StoreError(
+                raise UnwrittenError(
                     f"{self._directory}: cannot be written ({error.strerror}); make room and go on with --resume"
                 ) from error
 
