@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from harness.asked_summary import print_asked_tables
 from harness.terminal import print_whole, table_of_arms
-from results.cells import disturbances, usable, without_figures
+from results.cells import disturbances, trials_of, usable, without_figures
 from results.counters import COUNTERS
 from results.meter_units import unlike_unit_notes
+from results.metrics import NO_GENERATION, ONE_TOKEN
 from results.operations import extrapolation_notes
 from results.records import MODEL_PREFIX
 from results.rederivation import derivation_notes
@@ -21,6 +23,7 @@ from results.resources import resource_notes
 from results.roads import arithmetic_notes, placement_notes, road_notes
 from results.same_requests import unlike_notes
 from results.stop_reached import not_reached
+from results.summary import FIGURES, missing_reason, rows_of_cells
 from results.trial_traces import lost_trace_notes, meter_notes
 from results.units import (
     format_amount,
@@ -53,6 +56,8 @@ COLUMNS = (
     *((counter.short, counter.column, 1.0, "") for counter in COUNTERS if counter.short),
 )
 """Heading, column of the summary, what it is in units of, and its unit."""
+NOT_ASKED = (NO_GENERATION, ONE_TOKEN)
+"""Why there is no time of tokens where a workload asks for none."""
 LONGEST_BESIDE = 5
 """Characters of a heading that stands in one line with its unit."""
 MOST_LAYERS = 8
@@ -68,8 +73,11 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     reasons: list[str] = []
     for model in dict.fromkeys(_model(r) for r in rows):
         console.print(f"model {model}", markup=False, highlight=False)
+    by_cell, figures = trials_of(run), rows_of_cells(run, derived.tidy)
     for workload, device in dict.fromkeys((r["workload"], r["device"]) for r in rows):
         own = [r for r in rows if (r["workload"], r["device"]) == (workload, device)]
+        for row in own:
+            row["reason"] = missing_reason(by_cell[row["cell"]], figures[row["cell"]], partial(_is_told, own))
         _print_table(own, _units([r for r in rows if r["device"] == device]), reasons, console)
         for line in (*_counted(own), *_foretold(own, derived)):
             console.print(line, markup=False, highlight=False)
@@ -102,6 +110,12 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     trials = "trial" if n_ok == 1 else "trials"
     counts = [f"{n_ok} {trials} ok", f"{n_failed} failed", without_figures(run.trials), marked]
     console.print(", ".join(filter(None, counts)), highlight=False)
+
+
+def _is_told(rows: Sequence[Row], figure: Row, reason: str) -> bool:
+    """Whether it is why a column of the table is empty, or is not there: one of tokens that nobody asked for is not."""
+    column = next((c for _, c, _, _ in COLUMNS if FIGURES[c] == (figure["metric"], figure["phase"])), None)
+    return column is not None and (reason not in NOT_ASKED or any(_known(r[column]) for r in rows))
 
 
 def _units(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
@@ -258,7 +272,7 @@ def _print_table(
 def _mark(row: Row, reasons: list[str]) -> str:
     """[k]: note k says why figures of this row are missing."""
     reason = row["reason"]
-    if not isinstance(reason, str) or not reason:
+    if reason is None:
         return ""
     if reason not in reasons:
         reasons.append(reason)

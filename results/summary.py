@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -45,6 +46,8 @@ _WIDE: tuple[tuple[str, str, str | None, float], ...] = (
     ("utilisation_percent", "utilisation", None, 1),
     *((counter.column, counter.metric, None, 1) for counter in COUNTERS),
 )
+FIGURES = {column: (metric, phase) for column, metric, phase, _ in _WIDE}
+"""Of a tidy table: which row a column is."""
 _NO_ROW = {"unit": "", "mean": math.nan, "ci_low": math.nan, "ci_high": math.nan}
 """Of a load metric where requests do not arrive by themselves."""
 
@@ -55,10 +58,7 @@ def summary(run: RunData, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     frame: the run's tidy table, where the caller has it already. With several meters the first one is shown.
     """
     frame = tidy(run) if frame is None else frame
-    by_cell, sources = trials_of(run), data_sources(run)
-    of_cell: dict[str, list[dict[str, Any]]] = {cell.cell_id: [] for cell in run.cells}
-    for record in frame.to_dict("records"):
-        of_cell[record["cell"]].append({str(k): v for k, v in record.items()})
+    by_cell, of_cell, sources = trials_of(run), rows_of_cells(run, frame), data_sources(run)
     hashes = hashes_by_cell(run)
     rows = [
         _wide_identity(run, cell, sources[cell.workload])
@@ -80,6 +80,35 @@ def summary(run: RunData, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     )
     numbers = [c for c in columns if c.removesuffix("_low").removesuffix("_high") in _WIDE_NAMES]
     return frame_of(rows, columns, text, numbers, ("accuracy_samples",)) if rows else pd.DataFrame()
+
+
+def rows_of_cells(run: RunData, frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a tidy table by their cell."""
+    found: dict[str, list[dict[str, Any]]] = {cell.cell_id: [] for cell in run.cells}
+    for record in frame.to_dict("records"):
+        found[record["cell"]].append({str(k): v for k, v in record.items()})
+    return found
+
+
+def missing_reason(
+    trials: list[Trial],
+    rows: list[dict[str, Any]],
+    is_told: Callable[[dict[str, Any], str], bool] = lambda figure, reason: True,
+) -> str | None:
+    """Which trials of a cell are in none of its figures, and why figures lack values.
+
+    rows: of a tidy table. is_told: whether the reason of a row is wanted.
+    """
+    good = len(usable(trials))
+    left_out = left_out_reason(trials, with_errors=not good) or ""
+    # Of a figure that some trials lack, too: `n` counts them.
+    lacking = [r for r in rows if r["metric"] in _SAID_IN_SUMMARY and (pd.isna(r["mean"]) or r["n"] < good)]
+    found = ((r, own_reason(r["reason"], left_out)) for r in lacking)
+    reasons = distinct(reason for r, reason in found if reason is not None and is_told(r, reason))
+    energy_row = next(r for r in rows if (r["metric"], r["phase"]) == FIGURES["all_j_per_token"])
+    if energy_row["method"] == "relative gauge":
+        reasons.append(NO_JOULES)
+    return joined_reasons([left_out, *reasons])
 
 
 def _wide_identity(run: RunData, cell: Cell, source: str | None) -> dict[str, Any]:
@@ -123,17 +152,7 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
         "energy_uncertainty_percent": first["energy_uncertainty", "all"]["mean"],
     }
     wide |= _wide_accuracy(rows)
-    left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
-    # Of a figure that some trials lack, too: `n` counts them.
-    missing = [
-        r["reason"]
-        for r in rows
-        if r["metric"] in _SAID_IN_SUMMARY and (pd.isna(r["mean"]) or r["n"] < len(usable(trials)))
-    ]
-    reasons = distinct(own_reason(reason, left_out) for reason in missing)
-    if energy_row["method"] == "relative gauge":
-        reasons.append(NO_JOULES)
-    return wide | {"reason": joined_reasons([left_out, *reasons])}
+    return wide | {"reason": missing_reason(trials, rows)}
 
 
 _WIDE_NAMES = {column for column, _, _, _ in _WIDE} | {"energy_uncertainty_percent", "accuracy", "accuracy_stderr"}

@@ -11,9 +11,10 @@ from rich.console import Console
 from harness.summary import print_summary
 from results.cells import disturbances
 from results.expert_heat import ExpertHeat, LayerForetold
+from results.records import EnergyReading
 from results.run_frames import RunFrames
 from results.runs import RunData
-from tests.run_builders import cell, completion, run, trial
+from tests.run_builders import cell, completion, reading, run, trial
 from tests.scored_runs import two_arms
 
 
@@ -82,7 +83,7 @@ def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
 def test_a_terminal_that_is_narrower_than_a_table_loses_no_figure() -> None:
     """The last columns, and with them the accuracy, were cut off; a terminal folds the lines itself."""
     said = printed(two_arms("1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1"), width=40)
-    (exact,) = (line.split() for line in said.splitlines() if line.split()[:2] == ["exact", "[1]"])
+    exact = next(line.split() for line in said.splitlines() if line.split()[:1] == ["exact"])
     assert exact[-2:] == ["0.75", "3"]
     assert "[0.53,0.89]" in said
     assert "[0.46,0.58]" in said
@@ -146,3 +147,26 @@ def test_an_arm_that_predicts_has_a_line_with_recall_and_ranks_of_each_layer() -
 def test_of_many_layers_it_tells_the_range() -> None:
     (line,) = (line for line in printed(foretelling(10)).splitlines() if "predictions" in line)
     assert line == ("predictions of tiers, recall: 10 % (layer 1) to 90 % (layer 9); every layer stands in experts.csv")
+
+
+def test_a_note_is_of_figures_that_the_table_has() -> None:
+    """Every arm of BoolQ had one that no request generated a token; of phases, that their joules were not known."""
+
+    def notes(token_times_s: tuple[float, ...], *readings: EnergyReading) -> list[str]:
+        done = [completion("a", 0.0, 4, token_times_s)]
+        trials = [trial(repeat=i, completions=done, energy=readings) for i in range(2)]
+        return [line for line in printed(run([cell()], trials)).splitlines() if line.startswith("[1]")]
+
+    unread = reading("decode", None, reason="no reading lies in the phase")
+    assert notes((), reading()) == []
+    assert notes((1.0, 1.5), reading(), unread) == []
+    assert notes((), reading("all", None, reason="a gap of 1 s")) == ["[1] a gap of 1 s"]
+    assert notes(()) == ["[1] no meter was read in this trial"]
+
+
+def test_a_note_tells_why_one_of_two_arms_lacks_a_time() -> None:
+    trials = [trial("c1"), trial("c2", completions=[completion("a", 0.0, 4, (1.0,))])]
+    data = run(
+        [cell("c1"), cell("c2", engine="other")], [one.model_copy(update={"energy": (reading(),)}) for one in trials]
+    )
+    assert "[1] no request generated two tokens or more" in printed(data).splitlines()
