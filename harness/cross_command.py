@@ -16,8 +16,8 @@ from harness.terminal import (
     AsJson,
     check_out,
     end_interrupted,
+    end_written,
     fail,
-    fail_unwritten,
     print_rows,
     quiet_libraries,
 )
@@ -123,6 +123,13 @@ def cross(
         fail(
             f"one of {n_processes} processes was ended from outside; for want of memory? Try --jobs 1", EXIT_SOME_FAILED
         )
+    written: list[Path] = []
+    unwritten = None
+    if out is not None:
+        try:
+            written = _write(question, sheets, rows, found, out)
+        except OSError as error:
+            unwritten = error
     if as_json:
         effects_told = {} if found is None else {"sensitivity": list(effect_records(found))}
         print_rows([{"asked": question.words, "rows": list(records(rows)), **effects_told}], True, "")
@@ -133,7 +140,7 @@ def cross(
         typer.echo(printable(f"Asked: {question.words}."))
         _say_rest(rows, found, out is None or not priced)
     if out is not None:
-        _write(question, sheets, rows, found, out)
+        end_written(out, written, unwritten)
 
 
 def _asked(
@@ -272,7 +279,10 @@ def _say_rest(rows: list[Row], found: list[Effect] | None, with_reasons: bool) -
         typer.echo(f"No conclusion flips when one constant changes by a fifth{why}.")
 
 
-def _write(question: Question, sheets: list[Sheet], rows: list[Row], found: list[Effect] | None, folder: Path) -> None:
+def _write(
+    question: Question, sheets: list[Sheet], rows: list[Row], found: list[Effect] | None, folder: Path
+) -> list[Path]:
+    """Raises `OSError`."""
     import pandas as pd
 
     from harness.conclusions import effect_records
@@ -282,16 +292,9 @@ def _write(question: Question, sheets: list[Sheet], rows: list[Row], found: list
     from results.report.files import replace_text
 
     tables = {CSV: records(rows)} | ({} if found is None else {EFFECTS_CSV: effect_records(found)})
-    written = []
-    try:
-        is_replaced = (folder / CSV).is_file()
-        for name, table in tables.items():
-            replace_text(folder / name, csv_text(pd.DataFrame(list(table)).assign(asked=question.words)))
-            written.append(folder / name)
-        if found is None and is_replaced:
-            (folder / EFFECTS_CSV).unlink(missing_ok=True)  # of the table that was replaced
-        written.append(write_page(question, sheets, rows, found, folder))
-    except OSError as error:
-        fail_unwritten(folder, error)
-    for path in written:
-        typer.echo(f"{printable(str(path))}: written", err=True)
+    is_replaced = (folder / CSV).is_file()
+    for name, table in tables.items():
+        replace_text(folder / name, csv_text(pd.DataFrame(list(table)).assign(asked=question.words)))
+    if found is None and is_replaced:
+        (folder / EFFECTS_CSV).unlink(missing_ok=True)  # of the table that was replaced
+    return [*(folder / name for name in tables), write_page(question, sheets, rows, found, folder)]

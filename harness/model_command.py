@@ -86,13 +86,14 @@ def fit(
     busy = [told for unit, one in found.measured.items() if (told := _busy(unit, one)) is not None]
     if busy and not even_if_busy:
         fail(f"{'; '.join(busy)}; fit on a quiet machine, or give --even-if-busy", EXIT_DEVICE_NOT_READY)
+    # Before it is told: a reader who leaves (`| head`) leaves the sheet there.
+    kept, trouble = written_somewhere(
+        out, f"{out.stem}-{stamp()}.toml", partial(_write_both, found, points_text(found))
+    )
     print_rows(residual_rows(found), as_json, f"{out.stem}: how far the fitted prices miss what was measured")
     if not as_json:
         for told in (*busy, *doubts({unit: one.residuals for unit, one in found.fitted.items()})):
             typer.echo(f"warning: {printable(told)}", err=True)
-    kept, trouble = written_somewhere(
-        out, f"{out.stem}-{stamp()}.toml", partial(_write_both, found, points_text(found))
-    )
     if kept is None:
         fail(f"{trouble}; the sheet is lost", EXIT_NOT_WRITTEN)
     if not as_json:

@@ -14,12 +14,11 @@ from harness.terminal import (
     AsJson,
     check_out,
     end_interrupted,
+    end_written,
     fail_each,
-    fail_unwritten,
     print_rows,
     quiet_libraries,
 )
-from results.printable import printable
 
 if TYPE_CHECKING:
     from harness.reproduce.ledger import Ledger
@@ -74,6 +73,13 @@ def reproduce(
         changed = _changed(done, claims) if sensitivity else []
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "nothing was written")
+    written: list[Path] = []
+    unwritten = None
+    if folder is not None:
+        try:
+            written = _write(book, done, changed, folder, is_whole)
+        except OSError as error:
+            unwritten = error
     if as_json:
         print_rows(csv_rows(done), True, "")
     elif not is_whole:
@@ -85,7 +91,7 @@ def reproduce(
     if not as_json:
         _say_flips(changed)
     if folder is not None:
-        _write(book, done, changed, folder, is_whole)
+        end_written(folder, written, unwritten)
 
 
 def default_folder(sources: Sequence[str]) -> Path:
@@ -111,7 +117,8 @@ def _say_flips(changed: list[Varied]) -> None:
             print_rows(rows, False, f"{one.source}: constants that verdicts hang on")
 
 
-def _write(book: Ledger, done: list[Reproduced], changed: list[Varied], folder: Path, with_pages: bool) -> None:
+def _write(book: Ledger, done: list[Reproduced], changed: list[Varied], folder: Path, with_pages: bool) -> list[Path]:
+    """Raises `OSError`."""
     import pandas as pd
 
     from harness.reproduce.pages import write_pages
@@ -120,18 +127,13 @@ def _write(book: Ledger, done: list[Reproduced], changed: list[Varied], folder: 
     from results.report.csv import csv_text
     from results.report.files import replace_text
 
-    try:
-        is_replaced = (folder / CSV).is_file()
-        replace_text(folder / CSV, csv_text(pd.DataFrame(csv_rows(done))))
-        if not changed and is_replaced:
-            (folder / FLIPS_CSV).unlink(missing_ok=True)  # of the table that was replaced
-        written = [folder / CSV]
-        if changed:
-            flips = pd.DataFrame(list(flip_records(changed)), columns=list(COLUMNS))
-            replace_text(folder / FLIPS_CSV, csv_text(flips))
-            written.append(folder / FLIPS_CSV)
-        written += write_pages(book, done, folder, changed) if with_pages else []
-    except OSError as error:
-        fail_unwritten(folder, error)
-    for path in written:
-        typer.echo(f"{printable(str(path))}: written", err=True)
+    is_replaced = (folder / CSV).is_file()
+    replace_text(folder / CSV, csv_text(pd.DataFrame(csv_rows(done))))
+    if not changed and is_replaced:
+        (folder / FLIPS_CSV).unlink(missing_ok=True)  # of the table that was replaced
+    written = [folder / CSV]
+    if changed:
+        flips = pd.DataFrame(list(flip_records(changed)), columns=list(COLUMNS))
+        replace_text(folder / FLIPS_CSV, csv_text(flips))
+        written.append(folder / FLIPS_CSV)
+    return written + (write_pages(book, done, folder, changed) if with_pages else [])

@@ -53,6 +53,37 @@ def test_a_command_that_keeps_nothing_names_the_full_disk(plan: Path) -> None:
     assert (done.returncode, done.stderr) == (7, f"error: {FULL}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "table"),
+    [
+        (("cross", "--machine", "a100", "--technique", "dropless"), "cross.csv"),
+        (("reproduce", "000-204"), "reproduced.csv"),
+    ],
+)
+def test_files_that_are_asked_for_are_there_whether_or_not_somebody_reads_the_table(
+    command: tuple[str, ...], table: str, tmp_path: Path
+) -> None:
+    """`| head` and `| less` ended the command before it wrote what it had computed for minutes, without a word."""
+    for i, (lost, code) in enumerate((("| head -0; exit ${PIPESTATUS[0]}", 1), (">/dev/full", 7))):
+        done = shell(f'"$@" {lost}', *command, "--out", tmp_path / str(i))
+        assert done.returncode == code, done.stderr
+        assert (tmp_path / str(i) / table).is_file()
+
+
+def test_a_scheduled_run_whose_reader_has_gone_says_so_and_is_gone_on_with(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass ended with 1 and no word, and its run went on without it."""
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    added = ("schedule", "add", plan, "--every", "1d", "--out", tmp_path / "runs")
+    assert shell('"$@"', *added).returncode == 0
+    done = shell('"$@" | head -0; exit ${PIPESTATUS[0]}', "schedule", "run-due")
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert f"error: {GONE}; finished trials are kept, the next `run-due` goes on with them" in done.stderr.splitlines()
+    done = shell('"$@"', "schedule", "run-due")
+    assert (done.returncode, done.stdout.splitlines()[-1].startswith("small: done: ")) == (0, True), done.stderr
+
+
 def test_a_list_of_which_the_beginning_is_enough_ends_without_a_word(finished_run: FinishedRun) -> None:
     done = shell('"$@" | head -0; exit ${PIPESTATUS[0]}', "history", finished_run.directory.parent)
     assert (done.returncode, done.stderr) == (1, "")
