@@ -26,6 +26,9 @@ FEWEST_REPEATS = 4
 """Among few updates fewer are chance, and make none coarse whose values usually differ by more than `SAME_STEPS`."""
 LEAP_SHARE, BY_CHANCE_AT_LEAP = 0.1, 0.1
 """The same of a value that ends with a leap of the load by so much: of the leaps of one window in ten."""
+LATE_SIGMAS, APART_SIGMAS, FEWEST_LATE, MOST_LATE = 4.0, 2.0, 4, 0.01
+"""Work keeps the gauge waiting where repeats gather before the rises of the load by so many deviations, and more than
+before its falls by so many, at so many rises at least. They may hide so much of the energy before there is none."""
 GAP_UPDATES = 5.0
 """For longer the values on both sides do not bound what flowed: a gap, as where nothing was read (`results.energy`)."""
 MOST_LEFT_OUT, UNSEEN_UPDATES = 0.08, 0.9
@@ -70,7 +73,7 @@ def stuck_stretches_s(times_s: Array, shown: Array, update_period_s: float) -> t
     return tuple(
         (run.start_s, run.end_s)
         for run in runs
-        if run.end_s - run.start_s > (most if run.is_unsure else STUCK_UPDATES) * update_period_s
+        if run.is_late or run.end_s - run.start_s > (most if run.is_unsure else STUCK_UPDATES) * update_period_s
     )
 
 
@@ -82,6 +85,8 @@ class _Run(NamedTuple):
     start_s: float
     end_s: float
     is_unsure: bool
+    is_late: bool
+    """One of many that hid the begin of what came behind them."""
 
 
 def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
@@ -112,8 +117,38 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
         at_leap = 1 + float(np.log(BY_CHANCE_AT_LEAP / leaps.sum()) / np.log(repeats))
         # Of longer runs the values on both sides bound nothing, and the leap alone is no reason to give up a window.
         unsure |= leaps & (n_updates > at_leap - 0.5) & (n_updates <= GAP_UPDATES + 0.5)
-    columns = (begins, ends, start_s, end_s, unsure)
+    late = _late(shown_w, leaps, np.maximum(1.0, np.round(n_updates))) if leaps.any() else leaps
+    columns = (begins, ends, start_s, end_s, unsure | late, late)
     return [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _late(shown_w: Array, leaps: NDArray[np.bool_], n_updates: Array) -> NDArray[np.bool_]:
+    """Which values [runs] stood on as the load rose: work may keep a phone's gauge waiting just when it begins, and all
+    these errors have one sign. None where repeats gather before a fall as well, or nowhere.
+
+    Between two leaps are K steps from update to update, r of which repeat a value. By chance the last of them that do
+    so without a break are r / (K - r + 1), and their variance is that of the negative hypergeometric distribution.
+    """
+    ends = np.flatnonzero(leaps)
+    firsts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
+    beyond: dict[bool, list[float]] = {True: [], False: []}
+    variances: dict[bool, list[float]] = {True: [], False: []}
+    for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        changes = end - first
+        repeats = float(n_updates[first : end + 1].sum()) - changes - 1
+        if changes and repeats:
+            is_rise = bool(shown_w[end + 1] > shown_w[end])
+            beyond[is_rise].append(float(n_updates[end]) - 1 - repeats / (changes + 1))
+            variance = repeats * (repeats + changes + 1) * changes / ((changes + 1) ** 2 * (changes + 2))
+            variances[is_rise].append(variance)
+    if len(beyond[True]) < FEWEST_LATE:
+        return np.zeros(len(leaps), dtype=np.bool_)
+    of_rise, of_fall = (sum(own) / max(1, len(own)) for own in (beyond[True], beyond[False]))
+    rise2, fall2 = (sum(own) / max(1, len(own)) ** 2 for own in (variances[True], variances[False]))
+    late = leaps & (n_updates > 1)
+    hidden = float((np.abs(np.diff(shown_w, append=shown_w[-1:])) * (n_updates - 1))[late].sum()) / 2
+    is_late = of_rise > LATE_SIGMAS * rise2**0.5 and of_rise - of_fall > APART_SIGMAS * (rise2 + fall2) ** 0.5
+    return late & (is_late and hidden > MOST_LATE * float(shown_w @ n_updates))
 
 
 def _likely_updates(n_updates: Array) -> tuple[float, float, int]:
