@@ -21,6 +21,8 @@ READ_FROM_VERSION: Final = 3
 """Of an older run that is only looked at: what came later are an index, seals, and a table that need not be there."""
 SEALED_FROM_VERSION: Final = 6
 DATABASE: Final = "run.sqlite"
+NO_ROOM: Final = ("SQLITE_FULL", "SQLITE_IOERR")
+"""As names of errors begin on a full disk."""
 OWNER_ONLY: Final = 0o600
 UNFINISHED: Final = "unfinished"
 """In `meta`, while more trials are to come. Runs from before it was kept say nothing."""
@@ -172,14 +174,18 @@ def opened_for_reading(path: Path) -> sqlite3.Connection:
     try:
         return _opened(path, "mode=ro")
     except sqlite3.OperationalError:
-        wal = path.with_name(f"{path.name}-wal")
+        beside = [path.with_name(f"{path.name}-{what}") for what in ("wal", "journal")]
         if os.access(path.parent, os.W_OK):
-            # The journal of a process that was killed while it made the database has to be rolled back first.
-            _opened(path, "mode=rw").close()
-            return _opened(path, "mode=ro")
-        if wal.is_file() and wal.stat().st_size:
+            try:
+                # The journal of a process that was killed while it made the database has to be rolled back first.
+                _opened(path, "mode=rw").close()
+                return _opened(path, "mode=ro")
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith(NO_ROOM):
+                    raise
+        if any(one.is_file() and one.stat().st_size for one in beside):
             raise
-        # A folder that is only read holds no side files, and SQLite cannot make them: nobody writes there.
+        # SQLite cannot make its side files in a folder that is only read, or on a full disk: nobody writes there.
         return _opened(path, "mode=ro&immutable=1")
 
 

@@ -76,6 +76,19 @@ def test_the_report_of_a_run_on_a_read_only_disk_goes_elsewhere(tmp_path: Path, 
     assert (tmp_path / "elsewhere/report.html").is_file()
 
 
+def test_a_run_on_a_full_disk_is_read_as_ever(tmp_path: Path, finished_run: FinishedRun) -> None:
+    """It was said to be damaged: SQLite finds no room for the files that it makes beside a database."""
+    with small_disk(tmp_path / "disk", 1 << 26) as disk:
+        shutil.copytree(finished_run.directory, disk / "run", ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+        (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free))
+        told = joulebench("report", str(disk / "run"), "--out", str(tmp_path / "elsewhere"))
+        assert told.code == 0, told.stderr
+        told = joulebench("report", str(disk / "run"))
+        assert (told.code, FULL in told.stderr) == (7, True)
+    tables = {path.name: path.read_bytes() for path in finished_run.directory.glob("*.csv")}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "elsewhere").glob("*.csv")} == tables
+
+
 def test_a_run_that_finds_its_disk_read_only_or_full_ends_as_one_of_the_disk(
     tmp_path: Path, read_only_run: Path, finished_run: FinishedRun
 ) -> None:
