@@ -182,6 +182,19 @@ def test_attention_in_int8_rounds_queries_and_keys_to_bytes_and_values_and_share
     assert relative_error(unrounded, exact.double()) > 3e-3
 
 
+@needs_compiler
+@pytest.mark.parametrize("dim", [8, 16, 24, 72, 136])
+@pytest.mark.parametrize("n_seen", [1, 8, 61])
+def test_one_token_finds_the_same_whether_or_not_heads_fill_whole_registers(dim: int, n_seen: int) -> None:
+    query, (keys, values) = random(1, 6 * dim), (random(2, n_seen, dim, seed=1), random(2, n_seen, dim, seed=2))
+    found = attended([1], ("fp32", "fp32", "fp32"), None, query, keys, values)
+    by_head_M3D = query.double().view(2, 3, dim)
+    score_M3S = SCALE * by_head_M3D @ keys.double().mT
+    with_sinks = torch.cat([score_M3S, random(6, seed=4).double().view(2, 3, 1)], dim=-1)
+    expected = with_sinks.softmax(dim=-1)[..., :n_seen] @ values.double()
+    assert relative_error(found, expected.flatten()[None]) < 3e-6
+
+
 def test_rows_of_keys_have_room_for_the_widest_head() -> None:
     header = (ROOT / "engines/kernels/wide_rounded.h").read_text(encoding="utf-8")
     assert f"constexpr int64_t kKeyColumns = {tables.MAX_HEAD_DIM};" in header

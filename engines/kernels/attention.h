@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "kept.h"
@@ -66,23 +67,73 @@ inline f8 sums_across(const f8 (&r)[8]) {
          __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-// out[V registers of features] += the values of some blocks by their shares.
-template <class F, int V, class E>
-inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const E* value, int64_t dim,
-                       const float* share_S, float* out) {
-  constexpr int kEach = sizeof(F) / sizeof(float);
-  F sums[V];
+// Query heads of a key/value head that meet a key or a value at once, so that it is read and widened once for them.
+constexpr int kHeadsAtOnce = kLanes == 16 ? 2 : 1;
+
+// score_HS[h][i] = scale * query h times key i of eight, rows of scores `apart` from one another. D is a multiple of 8.
+template <int H, class E>
+inline void score_eight(const E* const (&eight)[8], const float* query_HD, int64_t dim, float scale, float* score_HS,
+                        int64_t apart) {
+  fN sums[H][8] = {};
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    fN keys[8];
 #pragma GCC unroll 8
-  for (int v = 0; v < V; v++) sums[v] = load<F>(out + kEach * v);
+    for (int i = 0; i < 8; i++) keys[i] = floats<fN>(eight[i] + d);
+#pragma GCC unroll 2
+    for (int h = 0; h < H; h++) {
+      const fN of_query = load<fN>(query_HD + h * dim + d);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; i++) sums[h][i] = add_product(sums[h][i], of_query, keys[i]);
+    }
+  }
+#pragma GCC unroll 2
+  for (int h = 0; h < H; h++) {
+    f8 halves[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+      halves[i] = halved(sums[h][i]);
+      if (d < dim) halves[i] = add_product(halves[i], load<f8>(query_HD + h * dim + d), floats<f8>(eight[i] + d));
+    }
+    store(score_HS + h * apart, scale * sums_across(halves));
+  }
+}
+
+// out[H][V registers of features] += the values of some blocks by their shares. Rows of shares are `apart`, of out `dim`.
+template <class F, int V, int H, class E>
+inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const E* value, int64_t dim,
+                       const float* share_HS, int64_t apart, float* out_HD) {
+  constexpr int kEach = sizeof(F) / sizeof(float);
+  F sums[H][V];
+#pragma GCC unroll 2
+  for (int h = 0; h < H; h++)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) sums[h][v] = load<F>(out_HD + h * dim + kEach * v);
   for (int64_t b = begin; b < end; b++)
     for (int i = 0; i < 8; i++) {
       const E* one = value + blocks.place(b, i) * dim;
-      const F share = F{} + share_S[b * 8 + i];
+      F shares[H];
+#pragma GCC unroll 2
+      for (int h = 0; h < H; h++) shares[h] = F{} + share_HS[h * apart + b * 8 + i];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; v++) sums[v] = add_product(sums[v], share, floats<F>(one + kEach * v));
+      for (int v = 0; v < V; v++) {
+        const F some = floats<F>(one + kEach * v);
+#pragma GCC unroll 2
+        for (int h = 0; h < H; h++) sums[h][v] = add_product(sums[h][v], shares[h], some);
+      }
     }
+#pragma GCC unroll 2
+  for (int h = 0; h < H; h++)
 #pragma GCC unroll 8
-  for (int v = 0; v < V; v++) store(out + kEach * v, sums[v]);
+    for (int v = 0; v < V; v++) store(out_HD + h * dim + kEach * v, sums[h][v]);
+}
+
+// with(first, number of heads as a constant) for all heads of a key/value head.
+template <class F>
+inline void in_heads(int64_t n, const F& with) {
+  int64_t g = 0;
+  for (; g + kHeadsAtOnce <= n; g += kHeadsAtOnce) with(g, std::integral_constant<int, kHeadsAtOnce>());
+  for (; g < n; g++) with(g, std::integral_constant<int, 1>());
 }
 
 // A query token at `position` of one sequence, and its out[N, D]. D is a multiple of 8.
@@ -99,7 +150,6 @@ inline void attend_kept(const OneQuery& one, int64_t kv_head) {
   constexpr int64_t kPiece = 4;  // blocks: 8 KB of keys where a head has 64 features
   const Attention& a = one.a;
   const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim, first = a.first_seen(one.position);
-  const int64_t row_bytes = dim * int64_t(sizeof(E));
   const Blocks blocks(one.position + 1 - first);
   thread_local std::vector<float> buffer;
   float* score_GS = scratch(buffer, per_kv * blocks.n * 8);  // S in the order of blocks
@@ -109,16 +159,9 @@ inline void attend_kept(const OneQuery& one, int64_t kv_head) {
   for (int64_t b = 0; b < blocks.n; b++) {
     const E* eight[8];
     for (int i = 0; i < 8; i++) eight[i] = key + blocks.place(b, i) * dim;
-    for (int i = 0; i < 8; i++) ask_ahead(eight[i], row_bytes, 2 * kAhead);
-    for (int64_t g = 0; g < per_kv; g++) {
-      f8 sums[8] = {};
-      for (int64_t d = 0; d < dim; d += 8) {
-        const f8 of_query = load<f8>(query + g * dim + d);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) sums[i] = add_product(sums[i], of_query, floats<f8>(eight[i] + d));
-      }
-      store(score_GS + (g * blocks.n + b) * 8, a.scale * sums_across(sums));
-    }
+    in_heads(per_kv, [&](int64_t g, auto n) {
+      score_eight<n>(eight, query + g * dim, dim, a.scale, score_GS + (g * blocks.n + b) * 8, blocks.n * 8);
+    });
   }
   for (int64_t g = 0; g < per_kv; g++) {
     float* score_S = score_GS + g * blocks.n * 8;
@@ -145,15 +188,15 @@ inline void attend_kept(const OneQuery& one, int64_t kv_head) {
   std::memset(out, 0, per_kv * dim * sizeof(float));
   for (int64_t piece = 0; piece < blocks.n; piece += kPiece) {
     const int64_t end_piece = std::min(piece + kPiece, blocks.n);
-    for (int64_t b = piece; b < end_piece; b++)
-      for (int i = 0; i < 8; i++) ask_ahead(value + blocks.place(b, i) * dim, row_bytes, 2 * kAhead);
-    for (int64_t g = 0; g < per_kv; g++) {
-      const float* share_S = score_GS + g * blocks.n * 8;
+    in_heads(per_kv, [&](int64_t g, auto n) {
+      const auto add = [&](auto of, auto n_registers, int64_t d) {
+        add_values<decltype(of), n_registers, n>(blocks, piece, end_piece, value + d, dim, score_GS + g * blocks.n * 8,
+                                                 blocks.n * 8, out + g * dim + d);
+      };
       int64_t d = 0;
-      for (; d + 64 <= dim; d += 64)
-        add_values<fN, 64 / kLanes>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
-      for (; d < dim; d += 8) add_values<f8, 1>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
-    }
+      for (; d + 64 <= dim; d += 64) add(fN(), std::integral_constant<int, 64 / kLanes>(), d);
+      for (; d < dim; d += 8) add(f8(), std::integral_constant<int, 1>(), d);
+    });
   }
 }
 

@@ -130,11 +130,15 @@ inline float sum(f4 v) {
 
 inline float sum(f8 v) { return sum(folded(v)); }
 
+inline f8 halved(f8 v) { return v; }
+
 #ifdef JOULEBENCH_AVX512
-inline f4 folded(fN v) {
-  return folded(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-                __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+inline f8 halved(fN v) {
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+         __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
 }
+
+inline f4 folded(fN v) { return folded(halved(v)); }
 
 inline float sum(fN v) { return sum(folded(v)); }
 #endif
@@ -286,10 +290,11 @@ inline void silu_row(float* x, int64_t n) {
 }
 
 // A core alone asks for too few lines at a time to keep the memory busy, however many rows it reads side by side. So each
-// line is asked for some time before it is read: this many bytes, of four rows. It was seen to help a Zen 5, with AVX-512
-// and without, and to harm a Zen 3: not where the compiler names that or one before it, which have no AVX-512. GCC 12 takes
-// later ones for a Zen 3.
+// line is asked for some time before it is read: this many bytes, of four rows. It was seen to help a Zen 4 and a Zen 5, with
+// AVX-512 and without, and to harm a Zen 3: not where the compiler names that or one before it, which have no AVX-512. GCC 12
+// takes later ones for a Zen 3. The second cache is asked: the first one of a Zen 4 waits for 24 lines at most.
 constexpr int64_t kAhead = 1024, kLine = 64;
+constexpr int kSecondCache = 2;  // of __builtin_prefetch
 #if defined(__znver1__) || defined(__znver2__) || defined(__znver3__)
 #define JOULEBENCH_EARLY_ZEN
 #endif
@@ -305,7 +310,8 @@ constexpr int64_t ahead_of(int n_rows) { return 4 * kAhead / n_rows; }
 // When n_bytes at `from` are read: asks for those that lie `ahead`. There may be none, which does no harm. GCC 12 leaves out
 // calls of functions that do nothing else, unless it must put them in line.
 __attribute__((always_inline)) inline void ask_ahead(const void* from, int64_t n_bytes, int64_t ahead = kAhead) {
-  for (int64_t at = 0; kAsksAhead && at < n_bytes; at += kLine) __builtin_prefetch((const char*)from + ahead + at);
+  const char* const there = (const char*)from + ahead;
+  for (int64_t at = 0; kAsksAhead && at < n_bytes; at += kLine) __builtin_prefetch(there + at, 0, kSecondCache);
 }
 
 // Room for n floats, from the beginning of a line on: a register read across two lines takes two reads.
