@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from results.compare import (
     compare_trials,
     mcnemar,
     mean_difference,
+    sample_logarithms,
     sample_of,
     sample_scores,
 )
@@ -328,3 +330,20 @@ def test_arms_that_were_asked_other_requests_are_not_paired() -> None:
         compare_trials([lasting("a", 0, 1.0)], [lasting("b", 0, 1.0, sample="t")], "e2e", "all")
     with pytest.raises(UnlikeError, match="no repeat has tpot of both"):
         compare_trials([lasting("a", 0, 1.0)], [lasting("b", 1, 1.0)], "tpot", "decode")
+
+
+@pytest.mark.parametrize(
+    ("metric", "whole", "are_there"),
+    [("perplexity", 20.0, True), ("perplexity", 20.001, False), ("accuracy", 20.0, False)],
+)
+def test_samples_stand_for_a_perplexity_only_where_it_is_that_of_their_mean(
+    metric: str, whole: float, are_there: bool
+) -> None:
+    """Of texts of different lengths it is not: each token counts there, and here each text."""
+    logarithms = {"a": math.log(10.0), "b": math.log(40.0)}
+    own = tuple(
+        Score(metric="nll_nats", value=v, n=1, higher_is_better=False, sample_id=s) for s, v in logarithms.items()
+    )
+    assert sample_logarithms([trial(scores=own)], metric, whole) == (
+        {s: (v,) for s, v in logarithms.items()} if are_there else {}
+    )

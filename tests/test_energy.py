@@ -108,6 +108,8 @@ def test_windows_before_and_behind_a_driver_that_is_loaded_again_have_their_own_
     for window in ((1.0, 9.0), (7.95, 19.0), (1.0, 7.95)):
         assert ("stepped back" if broken_by == "reset" else "jumped up") in reason(whole, window)
         assert p90_power([whole], window, "m")[0] is None
+    # Intervals on either side of it have none together.
+    assert ("stepped back" if broken_by == "reset" else "jumped up") in reason(whole, (1.0, 7.5), (8.5, 19.0))
 
 
 @pytest.mark.parametrize("n", [0, 1])
