@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ class DeviceError(Exception):
     A device's own words may be in it: it is made printable here.
     """
 
+    is_lost: ClassVar[bool] = False
+    """Whether it says that a device or meter was gone, or not in the state in which it may be measured: another day it
+    may be there. Not of what comes again with the same plan."""
     traces: Sequence[PowerTrace] = ()
     """What was received until then, where a window ends with it: a recording keeps that."""
 
@@ -34,6 +37,8 @@ class DeviceError(Exception):
 
 class TransientDeviceError(DeviceError):
     """A failure that may pass (a dropped link, a busy meter). The runner retries and counts it."""
+
+    is_lost = True
 
 
 class InterruptedWindowError(TransientDeviceError):
@@ -47,8 +52,22 @@ class InterruptedWindowError(TransientDeviceError):
         self.traces = traces
 
 
+class UnendedProgramError(TransientDeviceError):
+    """A program that hung, or was gone before its end. Another attempt may pass; the device is there all the time."""
+
+    is_lost = False
+
+
+class GoneError(DeviceError):
+    """What answered before answers no more, or not us. Not retried: somebody has to look after it."""
+
+    is_lost = True
+
+
 class NotReadyError(DeviceError):
     """A device that may be measured in a certain state only was waited for, and did not get into it."""
+
+    is_lost = True
 
 
 class MeterUnavailableError(DeviceError):

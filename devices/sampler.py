@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.base import Clock, DeviceError, TransientDeviceError
+from devices.base import Clock, DeviceError, GoneError, TransientDeviceError
 from results.cumulative import GAP_FACTOR
 
 AT_RANDOM = 0.5
@@ -138,7 +138,7 @@ class Sampler:
 
 
 def _hung() -> DeviceError:
-    return DeviceError(f"a reading has not come back for {HUNG_S:g} s; is the device's driver hung?")
+    return GoneError(f"a reading has not come back for {HUNG_S:g} s; is the device's driver hung?")
 
 
 def next_deadline_s(deadline_s: float, now_s: float, interval_s: float, spread: float, draw: random.Random) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from devices.base import DeviceError, MeterUnavailableError
+from devices.base import GoneError, MeterUnavailableError
 
 LONGEST_VALUE_BYTES = 64
 
@@ -36,4 +36,4 @@ def read_number(path: Path) -> float:
             f"{path} is readable by root only; run as root, or once: sudo chmod a+r {path}"
         ) from error
     except (OSError, ValueError) as error:
-        raise DeviceError(f"{path} vanished or is unreadable ({error}); was the sensor unplugged?") from error
+        raise GoneError(f"{path} vanished or is unreadable ({error}); was the sensor unplugged?") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from results.messages import readable
 from results.trials import CellText
@@ -10,6 +11,9 @@ from results.trials import CellText
 
 class EngineError(Exception):
     """A request or a model that the engine cannot take: what, the value found, the remedy."""
+
+    is_lost: ClassVar[bool] = False
+    """As of a `DeviceError`: what computes was gone, and may be there another day."""
 
     def __str__(self) -> str:
         return readable(super().__str__())
@@ -26,6 +30,12 @@ class ProblemsError(EngineError):
 def lines_of(error: EngineError) -> tuple[str, ...]:
     """What it says, a line for each problem."""
     return error.problems if isinstance(error, ProblemsError) else (str(error),)
+
+
+class NoServerError(EngineError):
+    """Nobody answers where a server was."""
+
+    is_lost = True
 
 
 class FewSlotsError(EngineError):

@@ -6,8 +6,8 @@ import traceback
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Literal, runtime_checkable
 from typing import Protocol as TypingProtocol
-from typing import runtime_checkable
 
 from devices.base import Device, DeviceError, NotReadyError, TransientDeviceError
 from engines.errors import EngineError, ResultError
@@ -116,12 +116,11 @@ class Attempts:
                     n_transient += 1
                     self._progress.trial_repeated(label, repeat, str(error))
                     continue
-                failure = Failure(kind="transient", error=str(error), traceback=traceback.format_exc(), by_device=True)
+                failure = _failure(error, "transient", by_device=True)
             except ResultError as error:
                 failure = Failure(kind="stable", error=str(error), result=error.result)
             except (DeviceError, EngineError, WorkloadError) as error:
-                lost = isinstance(error, DeviceError)
-                failure = Failure(kind="stable", error=str(error), traceback=traceback.format_exc(), by_device=lost)
+                failure = _failure(error, "stable", by_device=isinstance(error, DeviceError))
             except Exception as error:  # noqa: BLE001 - the one place where whatever escaped becomes a failed trial
                 failure = Failure(
                     kind="stable", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()
@@ -153,6 +152,14 @@ class Attempts:
         if self._protocol.cooldown_s:
             clock = self._parts.arm(cell_plan).clock
             clock.sleep_until_s(clock.now_s() + self._protocol.cooldown_s)
+
+
+def _failure(
+    error: DeviceError | EngineError | WorkloadError, kind: Literal["transient", "stable"], by_device: bool
+) -> Failure:
+    """Of an error that is being handled."""
+    is_lost = not isinstance(error, WorkloadError) and error.is_lost
+    return Failure(kind=kind, error=str(error), traceback=traceback.format_exc(), by_device=by_device, lost=is_lost)
 
 
 def failed_trial(cell_plan: CellPlan, repeat: int, attempts: int, started_at: str, failure: Failure) -> Trial:

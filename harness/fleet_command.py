@@ -107,11 +107,11 @@ def start(
         show_run(directory, directory, console, as_json)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, kept_in(directory))
-    from harness.runner import outcome_of
+    from harness.runner import run_outcome
     from results.store import Store
 
     with Store.view(directory) as store:
-        outcome = outcome_of(store.trials())
+        outcome = run_outcome(plan, store.trials())
     tell_outcome(outcome, plan.protocol.max_foreign_cpu_share)
 
 

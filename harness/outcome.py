@@ -40,9 +40,19 @@ def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
     if outcome.n_failed:
         fail(
             f"{outcome.n_failed} of {outcome.n_ok + outcome.n_failed} trials failed; their reasons are in report.html"
-            " and trials.csv. `--resume` measures none of them again: give the plan another --out",
+            f" and trials.csv. {_again(outcome)}",
             EXIT_SOME_FAILED,
         )
+
+
+def _again(outcome: RunOutcome) -> str:
+    """Which of those that failed a resume measures again."""
+    if not outcome.n_lost:
+        return "`--resume` measures none of them again: give the plan another --out"
+    lost = "lost their device, a meter or a server: once it is back, `--resume` measures"
+    if outcome.n_lost == outcome.n_failed:
+        return f"They {lost} them again"
+    return f"{outcome.n_lost} of them {lost} these again. The others need another --out"
 
 
 def _remedy(marks: tuple[str, ...], max_foreign_cpu_share: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import zip_longest
 from typing import NamedTuple
 from typing import Protocol as TypingProtocol
@@ -42,6 +42,8 @@ class RunOutcome(NamedTuple):
     n_marked: int = 0
     marks: tuple[str, ...] = ()
     n_without_room: int = 0
+    n_lost: int = 0
+    """Of those that failed: that `--resume` measures again."""
 
 
 EARLY_TRIALS = 2
@@ -62,28 +64,44 @@ class Runner:
         self._attempts = Attempts(plan.protocol, run_parts, progress, store.samples())
         self._stored_samples = set(self._attempts.samples)
         self._is_warned = False
+        self._sitting = store.next_sitting()
 
     def run(self) -> RunOutcome:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
         self.check()
-        done = sum(len(t) for t in self._trials.values())
-        n_trials = sum(self._n_expected(c) for c in self._plan.cells)
+        to_come = {c.cell.cell_id: self._to_come(c) for c in self._plan.cells}
+        done = sum(self._n_done(c.cell.cell_id, to_come[c.cell.cell_id]) for c in self._plan.cells)
+        n_trials = done + sum(map(len, to_come.values()))
         self._store.note_unfinished(n_trials)
         self._progress.begin(n_trials, done)
         for cell_plan in self._plan.cells:
             if isinstance(rule := rule_of(self._plan, cell_plan), Endurance):
                 self._run_series(cell_plan, rule)
         for cell_plan, repeat in trial_order(self._plan):
-            have = self._trials[cell_plan.cell.cell_id]
-            rule = rule_of(self._plan, cell_plan)
-            if rule.enough(have) or any(t.repeat == repeat for t in have):
+            rest = to_come[cell_plan.cell.cell_id]
+            if repeat not in rest:
                 continue
             self._warn_of_neighbours()
             self._run_one(cell_plan, repeat)
-            if rule.enough(have) and len(have) < rule.max_repeats:
-                self._progress.cell_finished(cell_plan.cell.label, rule.max_repeats - len(have))
+            rest.remove(repeat)
+            if rest and self._is_enough(cell_plan):
+                self._progress.cell_finished(cell_plan.cell.label, len(rest))
+                rest.clear()
         self._store.note_unfinished(None)
-        return outcome_of([t for own in self._trials.values() for t in own])
+        return run_outcome(self._plan, [t for own in self._trials.values() for t in own])
+
+    def _to_come(self, cell_plan: CellPlan) -> set[int]:
+        """Repeats that the cell may still ask for. Those that a device took from an earlier sitting are among them."""
+        if isinstance(rule := rule_of(self._plan, cell_plan), Endurance) or self._is_enough(cell_plan):
+            return set()
+        there = {trial.repeat for trial in standing(self._trials[cell_plan.cell.cell_id])}
+        return set(range(rule.max_repeats)) - there
+
+    def _is_enough(self, cell_plan: CellPlan) -> bool:
+        return rule_of(self._plan, cell_plan).enough(standing(self._trials[cell_plan.cell.cell_id]))
+
+    def _n_done(self, cell_id: str, to_come: Set[int]) -> int:
+        return sum(trial.repeat not in to_come for trial in self._trials[cell_id])
 
     def _run_series(self, cell_plan: CellPlan, rule: Endurance) -> None:
         """Rounds without a pause, until something says stop. Those of a series that was broken off are kept; the device
@@ -170,15 +188,11 @@ class Runner:
                     " anew with another --out"
                 )
 
-    def _n_expected(self, cell_plan: CellPlan) -> int:
-        """Trials of a cell at most, seeing those that are there."""
-        have = self._trials[cell_plan.cell.cell_id]
-        rule = rule_of(self._plan, cell_plan)
-        return len(have) if isinstance(rule, Endurance) or rule.enough(have) else rule.max_repeats
-
     def _run_one(self, cell_plan: CellPlan, repeat: int) -> None:
         self._refuse_changed_inputs()
         trial, traces = self._attempts.trial(cell_plan, repeat)
+        have = self._trials[cell_plan.cell.cell_id]
+        have[:] = [before for before in have if before.repeat != repeat]  # a lost one, whose place this takes
         self._keep(cell_plan, trial, traces)
         self._cool_down(cell_plan, trial)
 
@@ -188,6 +202,7 @@ class Runner:
         for workload, model in samples.keys() - self._stored_samples:
             self._store.add_samples(workload, model, samples[workload, model])
         self._stored_samples = set(samples)
+        trial = trial.model_copy(update={"sitting": self._sitting})
         self._store.add_trial(trial, traces)
         self._trials[cell_plan.cell.cell_id].append(trial)
         self._progress.trial_finished(cell_plan.cell.label, trial)
@@ -210,6 +225,20 @@ def outcome_of(trials: Sequence[Trial]) -> RunOutcome:
     n_failed = sum(t.has_failed for t in trials)
     n_without_room = len(trials) - len(ok) - n_failed
     return RunOutcome(len(ok), n_failed, sum(bool(t.marks) for t in ok), marks, n_without_room)
+
+
+def run_outcome(plan: Plan, trials: Sequence[Trial]) -> RunOutcome:
+    """With how many of them a resume measures again: not where the others of the cell suffice."""
+    own: dict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        own[trial.cell_id].append(trial)
+    found = [own[c.cell.cell_id] for c in plan.cells if not rule_of(plan, c).enough(standing(own[c.cell.cell_id]))]
+    return outcome_of(trials)._replace(n_lost=sum(trial.is_lost for one in found for trial in one))
+
+
+def standing(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that no lost device took."""
+    return [trial for trial in trials if not trial.is_lost]
 
 
 def no_figure_so_far(trials: Sequence[Trial], max_foreign_cpu_share: float) -> str | None:

@@ -22,6 +22,7 @@ from results.rederivation import derivation_notes
 from results.resources import resource_notes
 from results.roads import arithmetic_notes, placement_notes, road_notes
 from results.same_requests import unlike_notes
+from results.sittings import sitting_notes
 from results.stop_reached import not_reached
 from results.summary import FIGURES, missing_reason, rows_of_cells
 from results.trial_traces import lost_trace_notes, meter_notes
@@ -95,6 +96,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
         *road_notes(run),
         *placement_notes(run),
         *disturbances(run),
+        *sitting_notes(run),
         *not_reached(run),
         *unlike_unit_notes(run),
     ]

@@ -80,7 +80,7 @@ class Verified(NamedTuple):
 def write_bundle(directory: Path, out: Path, joulebench: str) -> Verified:
     """Appears whole. Raises `StoreError` where the run is damaged: a bundle would vouch for it; `OSError`."""
     with Store.view(directory) as store, tempfile.TemporaryDirectory(prefix=".", dir=out.parent) as folder:
-        info, n_trials = store.info(), len(store.finished())
+        info, n_trials = store.info(), store.n_trials
         store.trials()  # each row is what was written
         _check_traces(directory, store.trace_digests())
         database = Path(folder) / DATABASE

@@ -54,6 +54,9 @@ OF_TIME_ALONE = frozenset(
 )
 """Marks that keep a trial out of means of times and joules alone: its answers are no others for it."""
 
+NO_ERROR = "no error was recorded"
+"""Of a failed trial without a reason."""
+
 WRONG_ANSWERS = "wrong answers"
 """The mark of a trial of another engine that does not answer short questions as the same weights do here."""
 
@@ -137,7 +140,7 @@ def left_out_reason(
     marked = [t for t in trials if t.status == "ok" and t.trial_id not in inside]
     parts = list(dict.fromkeys(_first_line(t.failure.error) for t in trials if t.failure is not None and t.no_room))
     if failed:
-        errors = dict.fromkeys(_first_line(t.failure.error) if t.failure else "no error was recorded" for t in failed)
+        errors = dict.fromkeys(_first_line(t.failure.error) if t.failure else NO_ERROR for t in failed)
         parts.append(
             f"{len(failed)} of {len(trials)} trials failed" + (f" ({'; '.join(errors)})" if with_errors else "")
         )

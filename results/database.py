@@ -14,11 +14,11 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from results.sealed_rows import COLUMNS, BrokenSealError, seal_all
+from results.sealed_rows import BrokenSealError, has_table, seal_all
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 READ_FROM_VERSION: Final = 3
-"""Of an older run that is only looked at: what came later are an index, seals, and a table that need not be there."""
+"""Of an older run that is only looked at: what came later are an index, seals, and tables that need not be there."""
 SEALED_FROM_VERSION: Final = 6
 DATABASE: Final = "run.sqlite"
 NO_ROOM: Final = ("SQLITE_FULL", "SQLITE_IOERR")
@@ -40,6 +40,8 @@ CREATE TABLE trial (
 ) STRICT;
 CREATE UNIQUE INDEX trial_once ON trial (cell_id, repeat);
 """
+_SEALED_FIRST: Final = ("run", "cell", "trial", "heat", "sample")
+"""Tables that were there when seals came."""
 _MIGRATIONS: Final[dict[int, str]] = {
     # The order in which trials were finished: interleaving and drift cannot be judged without it.
     1: "ALTER TABLE trial ADD COLUMN finished_order INTEGER NOT NULL DEFAULT 0;"
@@ -53,7 +55,11 @@ _MIGRATIONS: Final[dict[int, str]] = {
     4: "CREATE TABLE heat (trial_id TEXT PRIMARY KEY REFERENCES trial (trial_id), record TEXT NOT NULL) STRICT;",
     # A flipped bit in a record, or the trace file of another trial, changed figures without a word.
     5: "ALTER TABLE trial ADD COLUMN traces_sha256 TEXT;"
-    + "".join(f" ALTER TABLE {table} ADD COLUMN seal TEXT NOT NULL DEFAULT '';" for table in COLUMNS),
+    + "".join(f" ALTER TABLE {table} ADD COLUMN seal TEXT NOT NULL DEFAULT '';" for table in _SEALED_FIRST),
+    # Trials that a lost device failed, and that a resume measured again: each stays as what it is, beside the other.
+    6: "CREATE TABLE replaced (trial_id TEXT PRIMARY KEY, cell_id TEXT NOT NULL REFERENCES cell (cell_id),"
+    " repeat INTEGER NOT NULL, record TEXT NOT NULL, finished_order INTEGER NOT NULL,"
+    " seal TEXT NOT NULL DEFAULT '') STRICT;",
 }
 """From version k to k + 1. A new run takes the same path as an old one: schema 1, then every step."""
 
@@ -253,11 +259,6 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
         seal_all(db)
     if version < SCHEMA_VERSION:
         db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))
-
-
-def has_table(db: sqlite3.Connection, name: str) -> bool:
-    found = db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
-    return found.fetchone() is not None
 
 
 def _execute_all(db: sqlite3.Connection, script: str) -> None:

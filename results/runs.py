@@ -94,6 +94,9 @@ class RunData:
     load_parts: Callable[[str], Mapping[str, tuple[PowerTrace, ...]]] = lambda _: {}
     """Reads all raw records of one trial by part (`results.trace_files`), by trial id; empty where it has none. Raises
     `TraceFileError`."""
+    replaced: tuple[Trial, ...] = ()
+    """Trials that failed because a device, a meter or a server was lost, and that a resume measured again: those have
+    their place in `trials`. In no count and in no mean."""
     derived_again: frozenset[str] = frozenset()
     """Trials whose figures were derived from raw records for these tables, and not when they ran."""
     remarks: tuple[str, ...] = ()

@@ -11,13 +11,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
-Table = Literal["run", "cell", "trial", "heat", "sample"]
+Table = Literal["run", "cell", "trial", "heat", "sample", "replaced"]
 COLUMNS: Final[dict[Table, tuple[str, ...]]] = {
     "run": ("run_id", "record"),
     "cell": ("cell_id", "position", "record"),
     "trial": ("trial_id", "cell_id", "repeat", "status", "record", "finished_order", "traces_sha256"),
     "heat": ("trial_id", "record"),
     "sample": ("workload", "model", "position", "record"),
+    "replaced": ("trial_id", "cell_id", "repeat", "record", "finished_order"),
 }
 """What is sealed of each table, in the order in which it is told. `traces_sha256`: of the trial's trace file, "" where
 it has none, NULL in runs from before it was kept."""
@@ -69,7 +70,13 @@ def seal_trial(db: sqlite3.Connection, trial_id: str, traces_sha256: str) -> Non
     db.execute("UPDATE trial SET seal = ? WHERE trial_id = ?", (seal_of(found.fetchone()), trial_id))
 
 
+def has_table(db: sqlite3.Connection, name: str) -> bool:
+    found = db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+    return found.fetchone() is not None
+
+
 def gone_trials(db: sqlite3.Connection) -> list[int]:
     """Which of the trials that were finished, counted from 1, have no row any more; the last ones cannot be missed."""
-    there = {order for (order,) in db.execute("SELECT finished_order FROM trial")}
+    tables = ("trial", "replaced") if has_table(db, "replaced") else ("trial",)
+    there = {order for table in tables for (order,) in db.execute(f"SELECT finished_order FROM {table}")}
     return [order for order in range(1, max(there, default=0)) if order not in there]

@@ -1,13 +1,14 @@
 """The run folder: an SQLite index in WAL mode, and one Parquet file of raw power traces a trial.
 
-    RUN/run.sqlite             meta, run, cell, trial, heat, sample; each row sealed with a digest
+    RUN/run.sqlite             meta, run, cell, trial, replaced, heat, sample; each row sealed with a digest
     RUN/traces/TRIAL.parquet   raw readings of every meter in the trial's window and its idle baselines
 
 A trial is committed whole or not at all: in one transaction its rows are inserted, its trace file is written under a
 temporary name, flushed to disk and renamed, and they are committed. A crash before the commit leaves a file without a
 row, which the next `open` removes. After each commit the WAL is written into the main file, so that a copy of
 `run.sqlite` alone, or a lost WAL, costs no finished trial.
-At most one finished trial exists for a (cell, repeat): the database holds it by a unique index.
+At most one finished trial stands for a (cell, repeat): the database holds it by a unique index. One that failed
+because its device was lost gives its place to the one that is measured for it, in one transaction, and is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from results.database import (
     check_whole,
     damage_told,
     damaged,
-    has_table,
     holds_run,
     keep_unfinished,
     opened_for_reading,
@@ -44,11 +44,13 @@ from results.database import (
     transaction,
 )
 from results.expert_heat import ExpertHeat
+from results.lost_trials import finished_places, give_place, last_order
 from results.packed import Shared, packed
 from results.records import Cell, PowerTrace, Sample
 from results.run_folders import check_free_space, check_is_folder
 from results.runs import RunData, RunInfo
-from results.sealed_rows import Table, gone_trials, insert, rows, seal_trial
+from results.sealed_rows import Table, gone_trials, has_table, insert, rows, seal_trial
+from results.sittings import told_replaced
 from results.trace_files import WINDOW, read_parts, read_traces, write_traces
 from results.trials import Trial, without_fields_set
 from results.wall_clock import told_set_back
@@ -203,7 +205,7 @@ class Store:
         try:
             with contextlib.ExitStack() as undo:
                 with transaction(self._connection) as db:
-                    (order,) = db.execute("SELECT coalesce(max(finished_order), 0) FROM trial").fetchone()
+                    order = last_order(db)
                     for i, (trial, traces) in enumerate(trials, start=1):
                         self._insert(db, trial, traces, order + i, undo)
                 undo.pop_all()
@@ -231,6 +233,7 @@ class Store:
     ) -> None:
         path = self._trace_path(trial.trial_id)
         named = (trial.trial_id, trial.cell_id, trial.repeat, trial.status)
+        give_place(db, trial.cell_id, trial.repeat)
         insert(db, "trial", (*named, trial.model_dump_json(), order, NO_TRACE_FILE))
         if trial.heat is not None:
             insert(db, "heat", (trial.trial_id, trial.heat.model_dump_json()))
@@ -291,9 +294,15 @@ class Store:
     # --- reading ---
 
     def finished(self) -> set[tuple[str, int]]:
-        """(cell_id, repeat) of every trial that is there."""
+        """(cell_id, repeat) of every trial that is there and need not be measured again."""
         with damage_told(self.directory / DATABASE):
-            return {(c, r) for c, r in self._connection.execute("SELECT cell_id, repeat FROM trial")}
+            return finished_places(self._connection)
+
+    def next_sitting(self) -> int:
+        """Of the trials that a process measures which goes on from here: 0 where none are there."""
+        with self._read("trial", "finished_order DESC LIMIT 1") as found:
+            last = next(found, None)
+            return 0 if last is None else 1 + Trial.model_validate_json(last["record"]).sitting
 
     def info(self) -> RunInfo:
         with self._read("run", "run_id") as found:
@@ -310,6 +319,13 @@ class Store:
                 return tuple(read)
             shared: Shared = {}
             return tuple(packed(trial, shared) for trial in read)
+
+    def replaced(self) -> tuple[Trial, ...]:
+        """Trials that a lost device failed and that others took the place of, in the order in which they ended."""
+        if not has_table(self._connection, "replaced"):
+            return ()
+        with self._read("replaced", "finished_order") as found:
+            return tuple(Trial.model_validate_json(row["record"]) for row in found)
 
     @property
     def n_trials(self) -> int:
@@ -334,10 +350,11 @@ class Store:
         strays = {t.cell_id for t in trials} - {c.cell_id for c in cells}
         if strays:
             raise StoreError(damaged(self.directory / DATABASE, f"trials of a cell that is not there: {min(strays)}"))
+        replaced = self.replaced()
         # Looked at once: tables and page ask for each trial several times.
         kept = self.trace_digests()
         with damage_told(self.directory / DATABASE):
-            unfinished = told_unfinished(self._connection, len(trials))
+            unfinished = told_unfinished(self._connection, sum(not t.is_lost for t in trials))
             gone = told_gone(gone_trials(self._connection))
         return RunData(
             info=self.info(),
@@ -347,7 +364,8 @@ class Store:
             load_parts=lambda i: read_parts(self._trace_path(i), kept[i]) if i in kept else {},
             load_heat=self._heat_for_a_run,
             samples=self.samples(),
-            remarks=(*unfinished, *gone, *told_set_back(cells, trials)),
+            replaced=replaced,
+            remarks=(*unfinished, *gone, *told_set_back(cells, trials), *told_replaced(cells, replaced)),
             is_unfinished=bool(unfinished),
         )
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from results.cells import data_sources, trials_of
+from results.cells import NO_ERROR, data_sources, trials_of
 from results.cpu_time import cores_used
 from results.derivation import RequestEnergies
 from results.graph_placement import ane_operations_share
@@ -29,10 +29,10 @@ from results.trials import Trial
 TRIALS_A_PART = 1000
 
 _TRIAL_COLUMNS = (
-    "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
-    "status", "started_at", "time_method", "requests", "marks", "failure", "cpu_use", "foreign_cpu_share",
-    "contention_repeats", "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road", "ane_operations_share",
-    "outside_fit_share", "derived", "derived_by",
+    "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "sitting",
+    "attempts", "status", "started_at", "time_method", "requests", "marks", "failure", "replaces", "cpu_use",
+    "foreign_cpu_share", "contention_repeats", "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road",
+    "ane_operations_share", "outside_fit_share", "derived", "derived_by",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
     "cell", "device", "repeat", "time_method", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
@@ -47,7 +47,7 @@ _PLACEMENT_COLUMNS = (
 
 
 def trials(run: RunData, operations: pd.DataFrame | None = None) -> pd.DataFrame:
-    """One row per trial, failed ones too.
+    """One row per trial, failed ones too. Those that were replaced are told in the row of the one that stands there.
 
     operations: of `operations_table`, where the caller has it already; outside_fit_share is that of the trial whose
     window it has.
@@ -57,16 +57,18 @@ def trials(run: RunData, operations: pd.DataFrame | None = None) -> pd.DataFrame
     operations = operations_table(run) if operations is None else operations
     windows = dict(zip(operations["cell"], operations["trial"], strict=True))
     shares = {trial_id: outside_share(operations, [cell]) for cell, trial_id in windows.items()}
+    replaced = _replaced(run)
     told = (
         identities[trial.cell_id]
         | _trial_cells(trial)
+        | {"replaces": replaced.get((trial.cell_id, trial.repeat))}
         | {"outside_fit_share": shares.get(trial.trial_id), "derived": _derived(run, trial)}
         for trial in _in_order(run)
     )
     # A tuple takes a fifth of a dict, and all trials stand in this table.
     rows = (tuple(row[column] for column in _TRIAL_COLUMNS) for row in told)
-    text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road", "derived", "derived_by")
-    counts = ("repeat", "attempts", "requests", "contention_repeats", "cpu_cycles")
+    text = ("marks", "failure", "replaces", "cpu_cycles_remark", "requests_sha256", "road", "derived", "derived_by")
+    counts = ("repeat", "sitting", "attempts", "requests", "contention_repeats", "cpu_cycles")
     return frame_of(
         rows,
         _TRIAL_COLUMNS,
@@ -104,6 +106,16 @@ def _in_order(run: RunData) -> Iterator[Trial]:
     return (trial for cell in run.cells for trial in by_cell[cell.cell_id])
 
 
+def _replaced(run: RunData) -> dict[tuple[str, int], str]:
+    """By cell and repeat, the failed trials in whose place another one stands, and why they failed."""
+    found: dict[tuple[str, int], str] = {}
+    for trial in run.replaced:
+        place = trial.cell_id, trial.repeat
+        told = f"{trial.trial_id}: {trial.failure.error if trial.failure else NO_ERROR}"
+        found[place] = f"{found[place]}; {told}" if place in found else told
+    return found
+
+
 def _derived(run: RunData, trial: Trial) -> str | None:
     """When its joules were; None where it has none."""
     if trial.trial_id in run.derived_again:
@@ -115,6 +127,7 @@ def _trial_cells(trial: Trial) -> dict[str, Any]:
     return {
         "trial": trial.trial_id,
         "repeat": trial.repeat,
+        "sitting": trial.sitting,
         "attempts": trial.attempts,
         "status": trial.status,
         "started_at": trial.started_at,

@@ -29,7 +29,10 @@ class Failure(Record):
     result: CellText | None = None
     """Of what is no fault of the run. None of others."""
     by_device: bool = False
-    """The device was not ready, or was lost: nothing that the arm did."""
+    """The device was not ready, or was lost, or a program on it failed: nothing that the arm did."""
+    lost: bool = False
+    """The device, a meter or a server was gone, or not in its state. Another day it may be there; other failures come
+    again. False in runs from before it was kept."""
 
 
 class EnduranceRound(Record):
@@ -48,6 +51,9 @@ class Trial(Record):
     cell_id: str
     repeat: int
     attempts: int = 1
+    sitting: int = 0
+    """How often the run had been gone on with (`--resume`) when it was measured: the device may have changed between
+    two sittings."""
     status: Literal["ok", "failed"]
     started_at: str
     """UTC wall clock, ISO 8601; for people, never for arithmetic."""
@@ -123,6 +129,11 @@ class Trial(Record):
     def has_failed(self) -> bool:
         """Without having come to a result."""
         return self.status == "failed" and self.no_room is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a resume measures it again. Not a round of endurance: the heat of the rounds before it is gone."""
+        return self.failure is not None and self.failure.lost and self.endurance is None
 
 
 _NO_FIELDS: set[str] = set()

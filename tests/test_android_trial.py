@@ -272,3 +272,15 @@ def test_a_cable_pulled_in_a_run_is_retried_and_costs_no_finished_trial(
     assert second.failure is not None
     assert second.failure.kind == "transient"
     assert "is not attached" in second.failure.error
+    assert outcome.n_lost == 1
+
+    fake.plug_in()
+    with open_run(plan, tmp_path / "run", True, PhoneBench(arm)) as store:
+        outcome = Runner(plan, store, PhoneBench(arm), PlainProgress(Console(quiet=True))).run()
+        assert (outcome.n_ok, outcome.n_failed) == (2, 0)
+        kept, again = store.trials()
+        assert store.replaced() == (second,)
+    assert kept == first
+    assert (again.repeat, again.status) == (1, "ok")
+    [whole] = [e for e in again.energy if e.phase == "all"]
+    assert whole.energy_j == pytest.approx(POWER_W * whole.duration_s, rel=0.01)

@@ -367,11 +367,22 @@ def test_a_dry_run_says_that_it_looks_at_no_device(finished_run: FinishedRun) ->
     assert "from a probe of this machine)" in " ".join(done.stdout.split())
 
 
-def test_failed_trials_are_said_not_to_be_measured_again_by_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("n_lost", "words"),
+    [
+        (0, "`--resume` measures none of them again: give the plan another --out"),
+        (2, "They lost their device, a meter or a server: once it is back, `--resume` measures them again"),
+        (1, "1 of them lost their device, a meter or a server: once it is back, `--resume` measures these again. The"),
+    ],
+)
+def test_it_is_told_which_failed_trials_a_resume_measures_again(
+    n_lost: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(typer.Exit):
-        tell_outcome(RunOutcome(2, 2), 0.1)
-    assert "2 of 4 trials failed" in (told := capsys.readouterr().err)
-    assert "`--resume` measures none of them again: give the plan another --out" in told
+        tell_outcome(RunOutcome(2, 2, n_lost=n_lost), 0.1)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "2 of 4 trials failed" in told
+    assert words in told
 
 
 def test_a_dry_run_says_that_a_probe_of_this_machine_tells_no_phone_s_speed(tmp_path: Path) -> None:

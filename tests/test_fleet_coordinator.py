@@ -14,8 +14,9 @@ from harness.fleet.queue import Finished, TrialQueue
 from harness.fleet.road import Came, Down, Event, Lost
 from results.runs import SHA256, Input
 from results.store import Store
+from results.trials import Failure
 from tests.benchmarks.fleet_scale import DEVICES, SimulatedWork, SleepingDevices, cells
-from tests.run_builders import ENVIRONMENT, run_info
+from tests.run_builders import ENVIRONMENT, failed, run_info
 
 N = 4
 OURS = DEVICES[:N]
@@ -140,3 +141,26 @@ def test_a_worker_that_alone_had_other_files_before_the_run_began_may_have_new_o
         members.described(members[OURS[0]], described(weights), 0.0)
         assert members[OURS[0]].state == "idle"
         assert members.inputs()[0].value == f"{SHA256}{weights}"
+
+
+def test_a_fleet_that_goes_on_measures_again_what_a_lost_device_took(tmp_path: Path) -> None:
+    """As a phone that was on its charger for longer than it is waited for: all its trials failed, and stayed so."""
+    info = run_info("again", environments=dict.fromkeys(OURS, ENVIRONMENT))
+    work, devices = SimulatedWork(N), LosingDevices(lambda key: Lost(key, "not used", False))
+    devices._lost = []
+    first, second, *_ = (c.cell_id for c in cells(N))
+    away = Failure(kind="stable", error="the battery is charging", by_device=True, lost=True)
+    with Store.create(tmp_path / "run", info, cells(N)) as store:
+        store.add_trial(failed(first).model_copy(update={"failure": away}), {})
+        store.add_trial(failed(second), {})
+        before = store.trials()
+        coordinator = Coordinator(work, Members(OURS, tmp_path, info), devices, lambda line: None, devices.clock_s)
+        coordinator.begin(store, TrialQueue(work.orders(), Finished(store.finished())))
+        assert coordinator.n_done == 1
+        while not coordinator.is_done and devices.now_s < 1000:
+            coordinator.step()
+        assert coordinator.n_done == N
+        kept, *new = store.trials()
+        assert (kept, store.replaced()) == (before[1], before[:1])
+        assert {(t.status, t.sitting) for t in new} == {("ok", 1)}
+        assert first in {t.cell_id for t in new}

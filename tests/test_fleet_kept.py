@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from engines.errors import NoServerError
+from harness import attempts
 from harness.fleet import worker_side
 from harness.fleet.messages import Answer, unpacked
 from harness.fleet.queue import Lease
@@ -185,3 +187,20 @@ def test_a_state_folder_that_takes_nothing_costs_no_trial(
     assert trial.status == "ok"
     assert "cannot be written" in caplog.text
     process.side.close(is_over=False)
+
+
+def test_a_trial_that_a_lost_server_took_is_not_given_again(first: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet that goes on asks for it because it failed so: the worker would give it for ever."""
+    run_trial = attempts.run_trial
+
+    def away(*of: object) -> object:
+        raise NoServerError("no server answers; start it")
+
+    monkeypatch.setattr(attempts, "run_trial", away)
+    found = first.asked(0, 1)
+    assert found.trial is not None
+    assert found.trial.is_lost
+    monkeypatch.setattr(attempts, "run_trial", run_trial)
+    again = first.asked(0, 2).trial
+    assert again is not None
+    assert again.status == "ok"

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
 
-from devices.base import TransientDeviceError
+from devices.base import TransientDeviceError, UnendedProgramError
 from devices.clock import MonotonicClock
 from devices.ios import app_console
 from devices.ios.device import IosDevice
@@ -83,5 +83,5 @@ def test_an_app_that_dies_or_hangs_is_worth_a_retry(
         return [(0.0, LOADED)]
 
     fake.console = dies
-    with pytest.raises(TransientDeviceError, match="is gone before it said that it was done"):
+    with pytest.raises(UnendedProgramError, match="is gone before it said that it was done"):
         engine.run(REQUEST, unheard)

@@ -199,8 +199,9 @@ def test_a_run_that_is_cut_off_is_worth_a_retry_and_leaves_nothing_running(
     before = set(running(f"sleep\x00{HUNG}"))
     if what != "too slow":
         Timer(0.6, fake.pull_cable if what == "unplugged" else server.stop).start()
-    with pytest.raises(TransientDeviceError, match="llama-bench"):
+    with pytest.raises(TransientDeviceError, match="llama-bench") as caught:
         engine.run(REQUEST, unheard)
+    assert caught.value.is_lost == (what != "too slow"), "a program that hangs does so again another day"
     assert eventually(lambda: set(running(f"sleep\x00{HUNG}")) <= before)
     if what == "server killed":
         server.start()

@@ -178,7 +178,7 @@ def test_a_transient_failure_that_stays_stands_as_failed(tmp_path: Path) -> None
     bench = FakeBench()
     bench.engine.errors = [TransientDeviceError("link dropped")] * 3
     outcome, _, trials = run(planned({"retries": 2}), bench, tmp_path / "run")
-    assert outcome == RunOutcome(n_ok=1, n_failed=1)
+    assert outcome == RunOutcome(n_ok=1, n_failed=1, n_lost=1)
     failed, ok = trials
     assert failed.failure is not None
     assert (failed.failure.kind, failed.failure.error) == ("transient", "link dropped")
@@ -297,7 +297,7 @@ def test_a_device_that_never_gets_ready_is_waited_for_once_and_fails_every_trial
     bench, _ = gated(not_ready=set(range(1, 100)))
     begun_s = bench.machine.time_s
     outcome, _, trials = run(planned({"repeats": 5}), bench, tmp_path / "run")
-    assert outcome == RunOutcome(n_ok=0, n_failed=10)
+    assert outcome == RunOutcome(n_ok=0, n_failed=10, n_lost=10)
     assert bench.machine.time_s - begun_s == GatedDevice.WAIT_S
     reason = "adb:X is not ready, and was not after 600 s of waiting: the battery is charging"
     assert {(t.attempts, t.failure and (t.failure.kind, t.failure.error)) for t in trials} == {(1, ("stable", reason))}
@@ -307,7 +307,7 @@ def test_a_device_that_was_given_up_is_measured_again_once_a_look_finds_it_ready
     """Trial 1 waits (two looks) and gives up, trial 2 looks once, trial 3 finds it ready, trial 4 may wait again."""
     bench, device = gated(not_ready={1, 2, 3, 5})
     outcome, _, trials = run(planned({"repeats": 2}), bench, tmp_path / "run")
-    assert outcome == RunOutcome(n_ok=2, n_failed=2)
+    assert outcome == RunOutcome(n_ok=2, n_failed=2, n_lost=2)
     assert [t.status for t in trials] == ["failed", "failed", "ok", "ok"]
     assert device.looks == [0, 0, 0, 0, 2, 2]
 

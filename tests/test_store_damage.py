@@ -179,6 +179,7 @@ def before_seals(directory: Path) -> None:
         for table in ("run", "cell", "trial", "heat", "sample"):
             db.execute(f"ALTER TABLE {table} DROP COLUMN seal")
         db.execute("ALTER TABLE trial DROP COLUMN traces_sha256")
+        db.execute("DROP TABLE replaced")
         db.execute("UPDATE meta SET value = '5'")
         db.commit()
 

@@ -139,7 +139,7 @@ def test_run_of_schema_1_is_brought_up_to_date_with_its_trials_in_order(director
         assert store.trials() == tuple(old)
         assert store.info() == INFO
         assert store.data().samples == {}
-    assert schema_version(directory) == "6"
+    assert schema_version(directory) == "7"
     with Store.open(directory) as store:
         store.add_trial(trial("c1", 1), {})
         assert [t.trial_id for t in store.trials()] == ["c2-t0", "c1-t0", "c2-t1", "c1-t1"]
@@ -148,11 +148,11 @@ def test_run_of_schema_1_is_brought_up_to_date_with_its_trials_in_order(director
 def test_run_of_a_newer_joulebench_is_refused_and_left_as_it_is(directory: Path) -> None:
     Store.create(directory, INFO, CELLS).close()
     with sqlite3.connect(directory / "run.sqlite") as db:
-        db.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
+        db.execute("UPDATE meta SET value = '8' WHERE key = 'schema_version'")
     for opened in (Store.open, Store.view):
-        with pytest.raises(StoreError, match=r"newer joulebench \(schema 7, this one reads 6\); update joulebench"):
+        with pytest.raises(StoreError, match=r"newer joulebench \(schema 8, this one reads 7\); update joulebench"):
             opened(directory)
-    assert schema_version(directory) == "7"
+    assert schema_version(directory) == "8"
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------

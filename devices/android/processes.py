@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from devices.android.shell import STDERR, Phone, ShellStream
 from devices.android.topology import ONLINE, parse_core_list
-from devices.base import DeviceError
+from devices.base import DeviceError, UnendedProgramError
 from devices.cpu_seconds import TICKS_PER_S, parse_cpu_seconds
 from devices.timed_text import last_arrival_s
 from results.core_lists import core_words
@@ -104,14 +105,19 @@ class PhoneProcess:
         return None if stat is None else parse_process_cpu_s(stat)
 
     def wait(self, timeout_s: float) -> ProcessResult:
-        """Its output, errors and exit code. Raises `FewerCoresError`, and at the limit, after
-        killing it, `TransientDeviceError`."""
+        """Its output, errors and exit code. Raises `FewerCoresError`, `TransientDeviceError`, and at the limit, after
+        killing it, `UnendedProgramError`."""
         if self.result is None:
+            until_s = time.monotonic() + timeout_s
             try:
                 output, errors, exit_code = self._stream.finish(timeout_s)
-            except DeviceError:
+            except DeviceError as error:
+                is_late = time.monotonic() >= until_s
                 with suppress(DeviceError):  # the first error is the one to tell
                     self.kill()
+                if is_late and not self.is_running:  # the phone answers, and the program did not
+                    words = f"the program has not ended after {timeout_s:g} s; it was killed"
+                    raise UnendedProgramError(words) from error
                 raise
             edges_s, lost = uptimes_of(errors), self._lost(errors)
             errors, cpu_s, wall_s = split_account(errors)

@@ -21,7 +21,7 @@ from adbutils import AdbClient, AdbDevice, AdbError, AdbTimeout
 from adbutils._adb import AdbConnection
 from adbutils.errors import AdbConnectionError
 
-from devices.base import DeviceError, TransientDeviceError
+from devices.base import DeviceError, GoneError, TransientDeviceError
 
 DEVICE_PREFIX = "adb:"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 5037
@@ -177,7 +177,7 @@ def find_phone(name: str, address: ServerAddress | None = None) -> AdbDevice:
         phones = list_phones(address)
     phone = _choose(phones, serial)
     if phone.remedy is not None:
-        error = TransientDeviceError if phone.state in _PASSING else DeviceError
+        error = TransientDeviceError if phone.state in _PASSING else GoneError
         raise error(f"adb: {phone.serial} is {_spoken(phone.state)}: {phone.remedy}")
     return AdbDevice(client, serial=phone.serial)
 
@@ -209,7 +209,7 @@ def _translated(subject: str, message: str) -> DeviceError:
     if message.startswith("Unknown data"):
         return TransientDeviceError(f"{subject}: an answer that makes no sense ({message}); {_NO_SERVER}")
     if "unauthorized" in message:
-        return DeviceError(f"{subject} is unauthorised: {_STATES['unauthorized']}")
+        return GoneError(f"{subject} is unauthorised: {_STATES['unauthorized']}")
     if "not found" in message or "no devices" in message:
         return TransientDeviceError(f"{subject} is not attached ({message}); is the cable in, and USB debugging on?")
     for state in _PASSING:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from devices.base import Clock, DeviceError, TransientDeviceError
+from devices.base import Clock, DeviceError, UnendedProgramError
 from devices.ios.link import Link
 from devices.ios.phone import Phone
 
@@ -55,7 +55,7 @@ def run_app(
                 console = await asyncio.wait_for(_console(control, app, process_id, last_words), limit_s)
                 return AppRun(console, begun_s, clock.now_s(), trip_s)
             except TimeoutError as error:
-                raise TransientDeviceError(
+                raise UnendedProgramError(
                     f"ios: {link.udid}: {app} has not said that it is done after {limit_s:g} s; it was ended"
                 ) from error
             finally:
@@ -84,7 +84,7 @@ async def _console(control: Any, app: str, process_id: int, last_words: Sequence
             done, _ = await asyncio.wait({coming}, timeout=LOOK_EVERY_S)
             if not done:
                 if await control.process_identifier_for_bundle_identifier(app) != process_id:
-                    raise TransientDeviceError(
+                    raise UnendedProgramError(
                         f"{app} is gone before it said that it was done: it crashed, or the phone ended it, as it does"
                         " when memory runs short; its last words: " + (console[-200:] or "none")
                     )

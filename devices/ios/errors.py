@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from xml.parsers.expat import ExpatError
 
-from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.base import DeviceError, GoneError, MeterUnavailableError, TransientDeviceError
 from devices.boundary import library_errors, said
 
 TRUST = "unlock the phone, connect it by cable, tap Trust (or: python3 -m pymobiledevice3 lockdown pair), and try again"
@@ -43,7 +43,7 @@ def ios_errors(subject: str) -> Iterator[None]:
         try:
             yield
         except (*untrusted, ios.UserDeniedPairingError) as error:
-            raise DeviceError(f"{subject} does not trust this computer ({_said(error)}): {TRUST}") from error
+            raise GoneError(f"{subject} does not trust this computer ({_said(error)}): {TRUST}") from error
         except ios.PairingDialogResponsePendingError as error:
             raise TransientDeviceError(f"{subject} asks whether to trust this computer: {TRUST}") from error
         except (ios.PasswordRequiredError, ios.PasscodeRequiredError) as error:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
+from devices.base import Channel, Clock, DeviceError, GoneError, MeterUnavailableError
 from devices.cpu_cycles import EVENT_SOURCES
 from devices.meters.polled import PolledMeter
 from devices.meters.rapl import ENERGY_UNIT_J, MAX_POWER_W, UNSTATED_GAIN, UPDATE_PERIOD_S, check_moves
@@ -82,7 +82,7 @@ class PerfMeter(PolledMeter):
         try:
             return [read_counter(descriptor).value * j_per_count for descriptor, j_per_count in self._counters]
         except OSError as error:
-            raise DeviceError(
+            raise GoneError(
                 f"perf: an energy event could not be read ({error}); was its CPU taken off line?"
             ) from error
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
+from devices.base import Channel, Clock, DeviceError, GoneError, MeterUnavailableError
 from devices.meters.polled import PolledMeter
 from devices.rapl_packages import repeated_zones
 from devices.sysfs import read_value, read_word
@@ -68,9 +68,7 @@ class RaplMeter(PolledMeter):
                 " /sys/class/powercap/intel-rapl:*/*/energy_uj"
             ) from error
         except (OSError, ValueError) as error:
-            raise DeviceError(
-                f"RAPL: a counter vanished or is unreadable ({error}); was the zone unplugged?"
-            ) from error
+            raise GoneError(f"RAPL: a counter vanished or is unreadable ({error}); was the zone unplugged?") from error
 
 
 def _channel(zone: Path) -> Channel:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.base import Channel, Clock, DeviceError, GoneError, MeterUnavailableError, TransientDeviceError
 from devices.boundary import library_errors
 from devices.meters.losable import LosableMeter
 from devices.meters.nvml import RELATIVE_ACCURACY
@@ -100,7 +100,7 @@ class ZeusMeter(LosableMeter):
             values = [value for source in sources for value in source.read()]
         lost = [c.component for c, v in zip(self.channels, values, strict=True) if v is None]
         if lost:
-            raise DeviceError(f"Zeus: {', '.join(lost)} stopped answering; None is not 0 J")
+            raise GoneError(f"Zeus: {', '.join(lost)} stopped answering; None is not 0 J")
         return [v * J_PER_MJ for v in values if v is not None]
 
 

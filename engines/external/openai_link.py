@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from engines.errors import EngineError
+from engines.errors import EngineError, NoServerError
 from engines.external.arrivals import told_by
 from results.printable import printable
 
@@ -145,7 +145,7 @@ class ServerLink:
                 raise EngineError(f"{self.url}: no answer in {self._timeout_s:g} s; raise timeout_s") from error
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                raise EngineError(f"{self.url}: no server answers ({self._told(str(error))}); start it") from error
+                raise NoServerError(f"{self.url}: no server answers ({self._told(str(error))}); start it") from error
             else:
                 self._has_answered = True
                 if response.status == http.client.OK:

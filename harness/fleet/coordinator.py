@@ -48,6 +48,7 @@ class Coordinator:
         self._queue: TrialQueue | None = None
         self._store: Store | None = None
         self._known_samples: set[tuple[str, str]] = set()
+        self._sitting = 0
         self._free: set[str] = set()
         """Devices that may have a trial, and have none."""
         self._since_s: dict[str, float] = {}
@@ -76,6 +77,7 @@ class Coordinator:
     def begin(self, store: Store, queue: TrialQueue) -> None:
         self._store, self._queue = store, queue
         self._known_samples = set(store.samples())
+        self._sitting = store.next_sitting()
         self.n_done = len(queue.finished)
         self._free = {m.device for m in self._members.all() if m.description is not None}
 
@@ -207,7 +209,8 @@ class Coordinator:
             self._lose(key, why, True)
         else:
             # A file is named after it: no name comes from outside.
-            own = trial.model_copy(update={"trial_id": uuid.uuid4().hex, "heat": answer.heat})
+            given = {"trial_id": uuid.uuid4().hex, "heat": answer.heat, "sitting": self._sitting}
+            own = trial.model_copy(update=given)
             came.append((lease, answer.model_copy(update={"trial": own}), dict(traces)))
 
     def _commit(self, came: Sequence[Finished]) -> None:
@@ -251,7 +254,7 @@ class Coordinator:
             self._say(f"{self._work.label(lease.cell_id)} · trial {lease.repeat + 1} · waits again: {reason}")
             self._free.add(lease.device)
             return
-        trial = self._work.failed(lease, self._queue.losses(lease))
+        trial = self._work.failed(lease, self._queue.losses(lease)).model_copy(update={"sitting": self._sitting})
         self._store.add_trial(trial, {})
         self._finished(lease, trial)
 

@@ -61,6 +61,8 @@ class KeptTrial:
             return None
         if answer.trial is None or (answer.trial.cell_id, answer.trial.repeat) != (task.cell_id, task.repeat):
             return None
+        if answer.trial.is_lost:  # that is why it is asked for again
+            return None
         return packed(answer.model_copy(update={"lease_id": task.lease_id, "process_id": process_id}), traces)
 
     def path(self) -> Path | None:

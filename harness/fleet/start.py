@@ -18,6 +18,7 @@ from harness.fleet.view import FleetView
 from harness.fleet.work import PlanWork
 from harness.opening import check_folder, check_same_plan, new_info
 from harness.plan import Plan
+from harness.runner import standing
 from harness.tuning.tuned_plans import why_another_phone
 from results.database import UnwrittenError
 from results.runs import RunInfo
@@ -56,7 +57,7 @@ class FleetRun:
 
     def _work(self, store: Store | None, wait_s: float) -> None:
         info = None if store is None else store.info()
-        before = store.trials() if store is not None and self._plan.protocol.stop is not None else ()
+        before = standing(store.trials()) if store is not None and self._plan.protocol.stop is not None else ()
         work = PlanWork(self._plan, self._sent, before)
         members = Members(work.devices, self._directory, info)
         coordinator = Coordinator(work, members, self._road, self._view.say, on_trial=self._told)

@@ -49,7 +49,8 @@ class PlanWork:
     """Of a plan. A device is where a cell runs, whatever a sweep calls it."""
 
     def __init__(self, plan: Plan, sent: PlanSent, before: Iterable[Trial] = ()) -> None:
-        """before: trials that a run which goes on has; those of a plan without a stopping rule need not be given."""
+        """before: trials that a run which goes on has, without lost ones; those of a plan without a stopping rule need
+        not be given."""
         self._plan = plan
         self._sent = sent
         self.run_id = ""

@@ -23,6 +23,7 @@ from results.history.settings import changed_settings, engine_changes, settings_
 from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
 from results.records import Cell
 from results.runs import OWN_CODE, RunData, RunInfo
+from results.sittings import Sittings, sittings_of, told_apart
 from results.trials import Trial
 
 
@@ -43,6 +44,7 @@ class RunTold:
     binary: Mapping[str, frozenset[str]]
     rests: Mapping[str, str]
     remarks: tuple[str, ...]
+    sittings: Sittings
 
 
 def told_of(run: RunData) -> RunTold:
@@ -57,6 +59,7 @@ def told_of(run: RunData) -> RunTold:
         binary=binary_metrics(run),
         rests=rests_of(run),
         remarks=run.remarks,
+        sittings=sittings_of(run.trials),
     )
 
 
@@ -169,6 +172,8 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
     yield from dict.fromkeys(note for pair in pairs if (note := _settings_note(pair)))
     yield from _rests_notes(first.run, second.run, pairs)
     yield from (f"{side.name}: {remark}" for side in (first, second) for remark in side.run.remarks)
+    if first.run.info.run_id == second.run.info.run_id:
+        yield from told_apart([cell for pair in pairs for cell in pair], first.run.sittings)
     yield from _alone(first, second, pairs)
     methods = {f.method for row in rows for f in (row.first, row.second) if f is not None and row.verdict != "refused"}
     if "modelled" in methods:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from results.cells import CONTENDED, data_sources, disturbances, mark_words, usable, without_figures
+from results.cells import CONTENDED, NO_ERROR, data_sources, disturbances, mark_words, usable, without_figures
 from results.environments import Environment
 from results.meter_units import unlike_unit_notes
 from results.operations import extrapolation_notes
@@ -50,6 +50,7 @@ from results.roads import build_words, placement_notes, road_notes
 from results.run_frames import RunFrames
 from results.runs import RunData, shown_value
 from results.same_requests import unlike_notes
+from results.sittings import sitting_notes
 from results.stop_reached import not_reached
 from results.trial_traces import lost_trace_notes, meter_notes
 from results.trials import Failure, Trial
@@ -71,6 +72,8 @@ METHOD_WORDS: dict[Method, str] = {
 }
 
 NOT_TOLD = "not told by the device"
+AGAIN = "its device, a meter or a server was lost; it was measured again since, and is not counted as failed"
+LOST = "its device, a meter or a server was lost: `joulebench run --resume` measures it again where the plan needs it"
 MOST_APART = 5
 """Trials of a cell that are left out for the same: more have one row together."""
 
@@ -247,26 +250,37 @@ def warnings_of(run: RunData) -> list[str]:
     samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
-    found += unlike_notes(run) + road_notes(run) + placement_notes(run) + disturbances(run) + not_reached(run)
+    found += unlike_notes(run) + road_notes(run) + placement_notes(run) + disturbances(run) + sitting_notes(run)
+    found += not_reached(run)
     return found + unlike_unit_notes(run) + lost_trace_notes(run) + derivation_notes(run)
 
 
-def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failure, list[int], int]]:
-    """(cell, arm, failure, numbers of trials that failed so, attempts of the last); an error is said once a cell."""
-    found: dict[tuple[str, str], tuple[Cell, Arm, Failure, list[int], int]] = {}
-    for cell, arm, trial in _with_cells(run, arms):
+def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failure, list[int], str]]:
+    """(cell, arm, failure, numbers of trials that failed so, what follows); an error is said once a cell, and once more
+    of trials that were measured again."""
+    found: dict[tuple[str, str, str], tuple[Cell, Arm, Failure, list[int], str]] = {}
+    replaced = {trial.trial_id for trial in run.replaced}
+    for cell, arm, trial in _with_cells(run.cells, (*run.trials, *run.replaced), arms):
         if trial.has_failed:
-            failure = trial.failure or Failure(kind="stable", error="no error was recorded")
-            key = (cell.cell_id, failure.error)
-            numbers = [*(found[key][3] if key in found else []), trial.repeat + 1]
-            found[key] = (cell, arm, failure, sorted(numbers), trial.attempts)
+            failure = trial.failure or Failure(kind="stable", error=NO_ERROR)
+            follows = AGAIN if trial.trial_id in replaced else _what_follows(failure, trial)
+            key = (cell.cell_id, failure.error, AGAIN if trial.trial_id in replaced else "")
+            numbers = {*(found[key][3] if key in found else []), trial.repeat + 1}
+            found[key] = (cell, arm, failure, sorted(numbers), follows)
     return list(found.values())
+
+
+def _what_follows(failure: Failure, trial: Trial) -> str:
+    if failure.kind == "transient":
+        given_up = f"given up after {trial.attempts} attempt{'s' if trial.attempts != 1 else ''}"
+        return f"transient: {given_up}{'; ' + LOST if trial.is_lost else ''}"
+    return LOST if trial.is_lost else "stable: not retried; it fails again until its cause is changed"
 
 
 def _left_out(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, str, str]]:
     """(cell, arm, which trials, why). Many of a cell with the same marks have one row: rounds of endurance."""
     found: dict[tuple[str, tuple[str, ...]], list[tuple[Cell, Arm, Trial]]] = {}
-    for one in _with_cells(run, arms):
+    for one in _with_cells(run.cells, run.trials, arms):
         if one[2].status == "ok" and one[2].marks:
             found.setdefault((one[0].cell_id, one[2].marks), []).append(one)
     rows = []
@@ -307,7 +321,9 @@ def _self_tests(run: RunData) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _with_cells(run: RunData, arms: dict[str, Arm]) -> Iterable[tuple[Cell, Arm, Trial]]:
-    cells = {cell.cell_id: cell for cell in run.cells}
-    for trial in run.trials:
+def _with_cells(
+    own_cells: Iterable[Cell], trials: Iterable[Trial], arms: dict[str, Arm]
+) -> Iterable[tuple[Cell, Arm, Trial]]:
+    cells = {cell.cell_id: cell for cell in own_cells}
+    for trial in trials:
         yield cells[trial.cell_id], arms[trial.cell_id], trial

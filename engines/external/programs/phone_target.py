@@ -108,7 +108,7 @@ class PhoneTarget:
         try:
             result = process.wait(timeout_s)
         except TransientDeviceError as error:
-            raise TransientDeviceError(f"{self._device.name}: {call.arguments[0]}: {error}") from error
+            raise type(error)(f"{self._device.name}: {call.arguments[0]}: {error}") from error
         except FewerCoresError as error:
             # Other arms may ask for cores that the phone gives.
             raise EngineError(f"{call.arguments[0]}: {error}") from error

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from devices.android.processes import affinity_mask
-from devices.base import TransientDeviceError
+from devices.base import UnendedProgramError
 from devices.cpu_seconds import program_of_ours
 from devices.timed_text import TimedText, last_arrival_s
 from engines import environment_for_others
@@ -117,7 +117,7 @@ class HostTarget:
                 try:
                     stdout, stderr, arrived_s = self._listen(self._running, call.last_words, timeout_s)
                 except subprocess.TimeoutExpired as error:
-                    raise TransientDeviceError(
+                    raise UnendedProgramError(
                         f"{call.arguments[0]} has not ended after {timeout_s:g} s; it was killed"
                     ) from error
                 finally:

@@ -1,0 +1,68 @@
+"""Sittings of a run: what lies between two of them, and which trials were measured again in a later one.
+
+A run that is gone on with (`--resume`) has another sitting. Repeat i of two arms is a pair because they followed each
+other; measured in two sittings they did not, and what changed meanwhile (heat, charge, other programs) is in their
+difference.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from results.records import Cell
+from results.runs import RunData
+from results.trials import Trial
+
+SHOWN = 6
+"""Repeats that are named one by one."""
+
+Sittings = Mapping[str, Mapping[int, int]]
+"""By cell and repeat, of trials that came to times of their own."""
+
+
+def sittings_of(trials: Iterable[Trial]) -> Sittings:
+    """Modelled machines do not change, and rounds of endurance are no pairs."""
+    found: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    for trial in trials:
+        if trial.status == "ok" and trial.time_method == "measured" and trial.endurance is None:
+            found[trial.cell_id][trial.repeat] = trial.sitting
+    return found
+
+
+def told_apart(cells: Iterable[Cell], sittings: Sittings) -> list[str]:
+    """What a reader must know of arms that are compared across sittings, a sentence for each workload and device."""
+    by_repeat: dict[tuple[str, str], defaultdict[int, set[int]]] = {}
+    for cell in cells:
+        of_both = by_repeat.setdefault((cell.workload, cell.device), defaultdict(set))
+        for repeat, sitting in sittings.get(cell.cell_id, {}).items():
+            of_both[repeat].add(sitting)
+    told = []
+    for (workload, device), found in by_repeat.items():
+        apart = [repeat + 1 for repeat, own in sorted(found.items()) if len(own) > 1]
+        if apart:
+            named = ", ".join(map(str, apart[:SHOWN])) + (", ..." if len(apart) > SHOWN else "")
+            told.append(
+                f"{workload} on {device}: in {len(apart)} of {len(found)} repeats (trial {named}) the arms were not"
+                " measured in one sitting, as the run was broken off or the device lost in between. What changed"
+                " meanwhile, as heat, is in the difference of these pairs."
+            )
+    return told
+
+
+def sitting_notes(run: RunData) -> list[str]:
+    return told_apart(run.cells, sittings_of(run.trials))
+
+
+def told_replaced(cells: Iterable[Cell], replaced: Iterable[Trial]) -> tuple[str, ...]:
+    """What a reader must know of trials that were measured again, a sentence a device."""
+    device_of = {cell.cell_id: cell.device for cell in cells}
+    places: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
+    for trial in replaced:
+        places[device_of[trial.cell_id]].add((trial.cell_id, trial.repeat))
+    return tuple(
+        f"{len(own)} trial{'s' if len(own) != 1 else ''} of {device} failed because it, a meter or a server was lost."
+        f" {'It was' if len(own) == 1 else 'They were'} measured again when the run was gone on with; what failed is in"
+        " no count."
+        for device, own in places.items()
+    )
