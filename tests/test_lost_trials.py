@@ -21,6 +21,7 @@ from results import store as store_module
 from results.compare import compare_trials
 from results.database import DATABASE
 from results.history.comparison import Side, compare, told_of
+from results.report.caveats import caveats_of
 from results.report.html import html_text, page_context
 from results.sealed_rows import gone_trials
 from results.sittings import sitting_notes
@@ -368,8 +369,11 @@ def test_pairs_of_two_sittings_are_told_and_others_are_not(resumed: Path) -> Non
     assert note == f"{data.cells[0].workload} on host: {APART}"
     one, other = (Side(c.engine, told_of(data), c.engine) for c in data.cells)
     assert note in compare(one, other, frozenset()).notes
+    (caveat,) = [c.text for c in caveats_of(data, "host") if "sittings" in c.text]
+    assert caveat == "arms were measured in different sittings"
     whole = replace(data, trials=tuple(t.model_copy(update={"sitting": 0}) for t in data.trials))
     assert sitting_notes(whole) == []
+    assert not [c for c in caveats_of(whole, "host") if "sittings" in c.text]
     arms = [c.cell_id for c in data.cells]
     alone = replace(data, cells=data.cells[:1], trials=tuple(t for t in data.trials if t.cell_id == arms[0]))
     assert sitting_notes(alone) == []
