@@ -228,7 +228,7 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     plan = write_plan(tmp_path / "plan.toml", raw_plan())
     with small_disk(tmp_path / "disk", FREE_BYTES_NEEDED // 2) as disk:
         done = joulebench("run", str(plan), "--out", str(disk / "run"))
-        assert_refused(done.code, done.stderr, ["MB are free on the disk of"])
+        assert_refused(done.code, done.stderr, ["MB are free on the disk of"], expected_code=7)
         assert list(disk.iterdir()) == []
 
 
