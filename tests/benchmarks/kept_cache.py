@@ -38,9 +38,7 @@ LLAMA = "llama.cpp"
 REMARKS = """The models and forms of [engine speed](engine-speed.md), {threads} threads, batch 1, {n_new} new tokens.
 Our engine with `quantise.cache = "fp16"`, and without it, took turns in one process. llama.cpp keeps keys and values in
 halves, as it does on its own. The limit is the bytes of the active weights, the head, and keys and values of 16 bits,
-at the rate of the fastest way to read memory once. A turn that other processes disturbed gives no ratio.
-Until 28 November an end token could end one of our answers, whose decoding then looked faster than it was. The rows of
-the Zen 4 are of before that."""
+at the rate of the fastest way to read memory once. A turn that other processes disturbed gives no ratio."""
 
 
 def measurements(
