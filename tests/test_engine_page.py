@@ -278,8 +278,8 @@ def test_the_page_quotes_what_a_cache_in_16_bits_gives() -> None:
         for place in (ZEN_4, zen_3)
     )
     assert (
-        f"it decodes {older[0]} times as fast so in f32, {older[1]} in f16 and {older[2]} in int8 by int8; on the Zen 3 {newer[0]}, {newer[1]} and {newer[2]}."
-        in text
+        f"it decodes {older[0]} times as fast so in f32, {older[1]} in f16 and {older[2]} in int8 by int8;"
+        f" on the Zen 3 {newer[0]}, {newer[1]} and {newer[2]}." in text
     )
     assert len(chosen("kept-cache", "decode", "cache in fp32", "f32", ZEN_4)) == 3
     beside_llama = [ratios(chosen("kept-cache", "decode", "llama.cpp", place), 1) for place in (ZEN_4, zen_3)]
