@@ -16,10 +16,10 @@ from harness.terminal import (
     AsJson,
     check_out,
     end_interrupted,
-    end_written,
     fail,
     print_rows,
     quiet_libraries,
+    write_first,
 )
 from harness.weights_option import quantisation_of, table_of
 from results.printable import printable
@@ -123,13 +123,7 @@ def cross(
         fail(
             f"one of {n_processes} processes was ended from outside; for want of memory? Try --jobs 1", EXIT_SOME_FAILED
         )
-    written: list[Path] = []
-    unwritten = None
-    if out is not None:
-        try:
-            written = _write(question, sheets, rows, found, out)
-        except OSError as error:
-            unwritten = error
+    tell_files = write_first(out, lambda folder: _write(question, sheets, rows, found, folder))
     if as_json:
         effects_told = {} if found is None else {"sensitivity": list(effect_records(found))}
         print_rows([{"asked": question.words, "rows": list(records(rows)), **effects_told}], True, "")
@@ -139,8 +133,7 @@ def cross(
             print_rows(priced, False, "Techniques by machine (modelled)")
         typer.echo(printable(f"Asked: {question.words}."))
         _say_rest(rows, found, out is None or not priced)
-    if out is not None:
-        end_written(out, written, unwritten)
+    tell_files()
 
 
 def _asked(

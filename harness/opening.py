@@ -17,10 +17,10 @@ from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
 from harness.tuning.tuned_plans import why_another_phone
 from results.environments import Build, Environment
-from results.run_folders import check_can_be_made, check_free_space, check_is_folder
+from results.run_folders import check_can_be_made, check_free_space, check_holds_run, check_is_folder
 from results.runs import Input, RunInfo
 from results.self_tests import SelfTest
-from results.store import Store, StoreError, check_holds_run
+from results.store import Store, StoreError
 
 SAME_ON_RESUME = ("machine", "cpu_model", "n_cores", "n_threads", "python", "joulebench", "packages")
 """What must not change within a run. The kernel's version and the memory's size may, as after a crash and a reboot."""
@@ -34,7 +34,7 @@ def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> 
     """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
     check_folder(directory, resume)
     with contextlib.ExitStack() as undo:
-        store = Store.open(directory) if resume else None
+        store = Store.open(directory, migrates=False) if resume else None
         if store is not None:
             undo.callback(store.close)
             if store.info().plan_hash != plan.plan_hash:
@@ -47,6 +47,7 @@ def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> 
         run_parts.watch.refuse_changes(directory)
         if store is not None:
             _check_same(store.info(), plan, environments, inputs, directory)
+            store.migrate()  # not before: what may not be gone on with here shall be read by the joulebench of then
         else:
             info = new_info(plan, environments, self_tests_of(plan, environments), inputs)
             store = Store.create(directory, info, [c.cell for c in plan.cells])

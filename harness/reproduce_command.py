@@ -14,10 +14,10 @@ from harness.terminal import (
     AsJson,
     check_out,
     end_interrupted,
-    end_written,
     fail_each,
     print_rows,
     quiet_libraries,
+    write_first,
 )
 
 if TYPE_CHECKING:
@@ -73,13 +73,7 @@ def reproduce(
         changed = _changed(done, claims) if sensitivity else []
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "nothing was written")
-    written: list[Path] = []
-    unwritten = None
-    if folder is not None:
-        try:
-            written = _write(book, done, changed, folder, is_whole)
-        except OSError as error:
-            unwritten = error
+    tell_files = write_first(folder, lambda into: _write(book, done, changed, into, is_whole))
     if as_json:
         print_rows(csv_rows(done), True, "")
     elif not is_whole:
@@ -90,8 +84,7 @@ def reproduce(
             typer.echo(f"{'yes' if aim.is_met else 'no ':3}  {aim.words}: {aim.told}")
     if not as_json:
         _say_flips(changed)
-    if folder is not None:
-        end_written(folder, written, unwritten)
+    tell_files()
 
 
 def default_folder(sources: Sequence[str]) -> Path:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import resource
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -240,13 +240,21 @@ def fail_store(error: Exception) -> NoReturn:
     fail(str(error), EXIT_NOT_WRITTEN if isinstance(error, UnwrittenError) else EXIT_BAD_PLAN)
 
 
-def end_written(folder: Path, written: Iterable[Path], unwritten: OSError | None) -> None:
-    """Behind what was found: which files have it, or why not. They are written before it is printed, so that they are
-    there where a reader leaves (`| head`, `| less`)."""
-    for path in written:
-        typer.echo(f"{printable(str(path))}: written", err=True)
-    if unwritten is not None:
-        fail_unwritten(folder, unwritten)
+def write_first(folder: Path | None, write: Callable[[Path], Iterable[Path]]) -> Callable[[], None]:
+    """Files, where a folder was named, before what was found is printed: a reader may leave (`| head`, `| less`). Call
+    what comes back behind that: it tells the files, or ends the command with why they could not be written."""
+    if folder is None:
+        return lambda: None
+    try:
+        written = list(write(folder))
+    except OSError as error:
+        return partial(fail_unwritten, folder, error)
+
+    def tell() -> None:
+        for path in written:
+            typer.echo(f"{printable(str(path))}: written", err=True)
+
+    return tell
 
 
 def fail_unwritten(folder: Path, error: OSError) -> NoReturn:

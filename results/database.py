@@ -151,8 +151,12 @@ def holds_run(path: Path) -> bool:
         return has_table(db, "run") and db.execute("SELECT 1 FROM run").fetchone() is not None
 
 
-def opened_for_writing(path: Path) -> sqlite3.Connection:
-    """The database, made where it is not there, with the newest schema. Raises `StoreError`, `sqlite3.Error`."""
+def opened_for_writing(path: Path, migrates: bool = True) -> sqlite3.Connection:
+    """The database, made where it is not there, with the newest schema. Raises `StoreError`, `sqlite3.Error`.
+
+    migrates: False leaves a schema that can be read as it is, for whoever may yet find that the run is not to be gone
+    on with. An older joulebench can then still read it.
+    """
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))  # SQLite gives its side files the same mode
     with contextlib.ExitStack() as undo:
@@ -162,8 +166,8 @@ def opened_for_writing(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         check_whole(db, path)
-        with transaction(db):
-            _migrate(db, path)
+        if migrates or schema_version(db, path) < READ_FROM_VERSION:
+            migrate(db, path)
         undo.pop_all()
     return db
 
@@ -238,7 +242,13 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
+def migrate(db: sqlite3.Connection, path: Path) -> None:
+    """To the newest schema, all steps or none. Raises `StoreError`, `sqlite3.Error`."""
+    with transaction(db):
+        _take_steps(db, path)
+
+
+def _take_steps(db: sqlite3.Connection, path: Path) -> None:
     if db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
         _execute_all(db, _SCHEMA_1)
         db.execute("INSERT INTO meta VALUES ('schema_version', '1')")

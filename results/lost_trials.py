@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import sqlite3
 
-from results.sealed_rows import COLUMNS, insert
+from results.sealed_rows import COLUMNS, insert, rows
 from results.trials import Trial
 
 
 def give_place(db: sqlite3.Connection, cell_id: str, repeat: int) -> None:
-    """Where a lost trial stands, the next one may. Others stay."""
-    query = "SELECT trial_id, record FROM trial WHERE cell_id = ? AND repeat = ? AND status = 'failed'"
-    for trial_id, record in db.execute(query, (cell_id, repeat)).fetchall():
-        if Trial.model_validate_json(record).is_lost:
-            row = f"SELECT {', '.join(COLUMNS['replaced'])} FROM trial WHERE trial_id = ?"
-            insert(db, "replaced", db.execute(row, (trial_id,)).fetchone())
-            db.execute("DELETE FROM trial WHERE trial_id = ?", (trial_id,))
+    """Where a lost trial stands, the next one may. Others stay. Raises `BrokenSealError`."""
+    query = "SELECT trial_id FROM trial WHERE cell_id = ? AND repeat = ? AND status = 'failed'"
+    for (trial_id,) in db.execute(query, (cell_id, repeat)).fetchall():
+        for row in list(rows(db, "trial", "trial_id", True, trial_id)):  # another seal would hide a flipped bit
+            if Trial.model_validate_json(row["record"]).is_lost:
+                insert(db, "replaced", [row[column] for column in COLUMNS["replaced"]])
+                db.execute("DELETE FROM trial WHERE trial_id = ?", (trial_id,))
 
 
 def finished_places(db: sqlite3.Connection) -> set[tuple[str, int]]:

@@ -1,17 +1,21 @@
-"""The folder that a run shall have: whether one can be there, and room for it."""
+"""The folder of a run: whether one can be there, room for it, and which files are its own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from results.database import StoreError, UnwrittenError
+from results.database import DATABASE, StoreError, UnwrittenError, holds_run
 from results.units import told_apart
 
 FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 """A run does not start, and a trial is not written, with less room than this on the disk."""
+OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "shm")), "run.lock", "traces"}
+"""The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
 
 
 def check_free_space(directory: Path, is_begun: bool = False) -> None:
@@ -54,3 +58,41 @@ def check_is_folder(directory: Path) -> None:
         ) from error
     if is_other:
         raise StoreError(f"{directory} is no folder; name another one")
+
+
+def check_holds_run(directory: Path) -> None:
+    """Raises `StoreError` where there is nothing to look at or to go on with."""
+    if holds_run(directory / DATABASE):
+        return
+    if lost := trace_files(directory):
+        raise StoreError(without_rows(directory, lost))
+    absent = "" if (directory / DATABASE).is_file() else f" ({DATABASE} is absent)"
+    raise StoreError(f"{directory} holds no run{absent}; give the folder that `joulebench run` wrote")
+
+
+def remove_new(directory: Path, found: set[str], made: bool) -> None:
+    """Undoes a folder that could not be created: all of it, or what was not there before."""
+    if made:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for name in OWN_NAMES - found:
+        if name == "traces":
+            shutil.rmtree(directory / name, ignore_errors=True)
+        else:
+            # Another error is on its way up, and is the one to tell.
+            with contextlib.suppress(OSError):
+                (directory / name).unlink(missing_ok=True)
+
+
+def trace_files(directory: Path) -> list[Path]:
+    """Those of finished trials, and of one whose rows a kill left unwritten."""
+    return sorted((directory / "traces").glob("*.parquet"))
+
+
+def without_rows(directory: Path, lost: Sequence[Path]) -> str:
+    """What is wrong with trace files of trials that the database lacks, and the remedy."""
+    many = f"{len(lost)} trace files" if len(lost) > 1 else "a trace file"
+    return (
+        f"{directory / 'traces'} holds {many} of trials that {DATABASE} does not hold ({lost[0].name}); was it emptied,"
+        f" or its {DATABASE}-wal lost? Put back the {DATABASE} and {DATABASE}-wal of then, or name another --out"
+    )

@@ -31,21 +31,23 @@ def sittings_of(trials: Iterable[Trial]) -> Sittings:
 
 
 def told_apart(cells: Iterable[Cell], sittings: Sittings) -> list[str]:
-    """What a reader must know of arms that are compared across sittings, a sentence for each workload and device."""
-    by_repeat: dict[tuple[str, str], defaultdict[int, set[int]]] = {}
+    """What a reader must know of arms that are compared across sittings, a sentence for each workload, device and
+    model."""
+    by_repeat: dict[tuple[str, str, str], defaultdict[int, set[int]]] = {}
     for cell in cells:
-        of_both = by_repeat.setdefault((cell.workload, cell.device), defaultdict(set))
+        of_both = by_repeat.setdefault((cell.workload, cell.device, cell.model), defaultdict(set))
         for repeat, sitting in sittings.get(cell.cell_id, {}).items():
             of_both[repeat].add(sitting)
-    told = []
-    for (workload, device), found in by_repeat.items():
+    told, has_models = [], len({model for _, _, model in by_repeat}) > 1
+    for (workload, device, model), found in by_repeat.items():
         apart = [repeat + 1 for repeat, own in sorted(found.items()) if len(own) > 1]
         if apart:
             named = ", ".join(map(str, apart[:SHOWN])) + (", ..." if len(apart) > SHOWN else "")
+            of_model = f", {model}" if has_models else ""
             told.append(
-                f"{workload} on {device}: in {len(apart)} of {len(found)} repeats (trial {named}) the arms were not"
-                " measured in one sitting, as the run was broken off or the device lost in between. What changed"
-                " meanwhile, as heat, is in the difference of these pairs."
+                f"{workload} on {device}{of_model}: in {len(apart)} of {len(found)} repeats (trial {named}) the arms"
+                " were not measured in one sitting, as the run was broken off or the device lost in between. What"
+                " changed meanwhile, as heat, is in the difference of these pairs."
             )
     return told
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from results.database import (
     damaged,
     holds_run,
     keep_unfinished,
+    migrate,
     opened_for_reading,
     opened_for_writing,
     schema_version,
@@ -47,18 +47,24 @@ from results.expert_heat import ExpertHeat
 from results.lost_trials import finished_places, give_place, last_order
 from results.packed import Shared, packed
 from results.records import Cell, PowerTrace, Sample
-from results.run_folders import check_free_space, check_is_folder
+from results.run_folders import (
+    OWN_NAMES,
+    check_free_space,
+    check_holds_run,
+    check_is_folder,
+    remove_new,
+    trace_files,
+    without_rows,
+)
 from results.runs import RunData, RunInfo
-from results.sealed_rows import Table, gone_trials, has_table, insert, rows, seal_trial
+from results.sealed_rows import BrokenSealError, Table, gone_trials, has_table, insert, rows, seal_trial
 from results.sittings import told_replaced
 from results.trace_files import WINDOW, read_parts, read_traces, write_traces
 from results.trials import Trial, without_fields_set
 from results.wall_clock import told_set_back
 
-__all__ = ["DATABASE", "Store", "StoreError", "check_holds_run"]
+__all__ = ["DATABASE", "Store", "StoreError"]
 
-_OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "shm")), "run.lock", "traces"}
-"""The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
 NO_TRACE_FILE: Final = ""
 
 PACKED_FROM = 10_000
@@ -86,14 +92,14 @@ class Store:
         """A new run folder. Nothing of it is left behind when it fails."""
         check_is_folder(directory)
         found = {p.name for p in directory.iterdir()} if directory.is_dir() else set()
-        strangers = sorted(found - _OWN_NAMES)
+        strangers = sorted(found - OWN_NAMES)
         if strangers:
             raise StoreError(
                 f"{directory} holds other files ({', '.join(strangers[:3])}); name an empty or new folder with --out"
             )
-        lost = _trace_files(directory)
+        lost = trace_files(directory)
         if lost and not cls.holds_run(directory):
-            raise StoreError(_without_rows(directory, lost))
+            raise StoreError(without_rows(directory, lost))
         check_free_space(directory)
         made = not directory.exists()
         try:
@@ -113,7 +119,7 @@ class Store:
                 undo.pop_all()
         except (OSError, sqlite3.Error) as error:
             # Not on a StoreError: then the folder is another process's, or holds another run.
-            _remove_new(directory, found, made)
+            remove_new(directory, found, made)
             raise UnwrittenError(
                 f"cannot create the run folder {directory}: {error}; name a folder that can be written with --out"
             ) from error
@@ -131,23 +137,25 @@ class Store:
         return self._connection.execute("SELECT 1 FROM run").fetchone() is not None
 
     @classmethod
-    def open(cls, directory: Path) -> Store:
-        """An existing run folder, for going on with it. Removes what a killed process left half-written."""
+    def open(cls, directory: Path, migrates: bool = True) -> Store:
+        """An existing run folder, for going on with it. Removes what a killed process left half-written.
+
+        migrates: False where `migrate` follows, before anything is written.
+        """
         check_holds_run(directory)
         with contextlib.ExitStack() as undo:
-            try:
-                store = cls._connect(directory)
+            with _going_on(directory):
+                store = cls._connect(directory, migrates)
                 undo.callback(store.close)
                 store._remove_orphans()
-            except OSError as error:
-                raise UnwrittenError(
-                    f"{directory} cannot be written ({error.strerror or error}); make it writable (chmod), make room,"
-                    " or go on with a copy of it"
-                ) from error
-            except sqlite3.Error as error:
-                raise StoreError(damaged(directory / DATABASE, error)) from error
             undo.pop_all()
         return store
+
+    def migrate(self) -> None:
+        """To the newest schema. Raises `StoreError`."""
+        with _going_on(self.directory):
+            migrate(self._connection, self.directory / DATABASE)
+        self._sealed = True
 
     @classmethod
     def view(cls, directory: Path) -> Store:
@@ -166,7 +174,7 @@ class Store:
         return cls.view(directory)
 
     @classmethod
-    def _connect(cls, directory: Path) -> Store:
+    def _connect(cls, directory: Path, migrates: bool = True) -> Store:
         (directory / "traces").mkdir(mode=0o700, exist_ok=True)
         lock = FileLock(directory / "run.lock", timeout=0, mode=OWNER_ONLY)
         try:
@@ -177,9 +185,12 @@ class Store:
             ) from error
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
-            connection = opened_for_writing(directory / DATABASE)
+            path = directory / DATABASE
+            connection = opened_for_writing(path, migrates)
+            undo.callback(connection.close)
+            sealed = schema_version(connection, path) >= SEALED_FROM_VERSION
             undo.pop_all()
-        return cls(directory, connection, lock)
+        return cls(directory, connection, lock, sealed)
 
     def close(self) -> None:
         self._is_closed = True
@@ -215,6 +226,8 @@ class Store:
                 f"{_told(trials, with_cells=True)} does not fit what {self.directory} holds ({error}); a finished trial"
                 " is never replaced"
             ) from error
+        except BrokenSealError as error:
+            raise StoreError(damaged(self.directory / DATABASE, error)) from error
         except (OSError, sqlite3.Error) as error:
             kept = "finished trials are kept: make room and go on with --resume"
             if not (self.directory / DATABASE).exists():
@@ -278,13 +291,13 @@ class Store:
 
     def _remove_orphans(self) -> None:
         known = {row[0] for row in self._connection.execute("SELECT trial_id FROM trial")}
-        orphans = [p for p in _trace_files(self.directory) if p.stem not in known]
+        orphans = [p for p in trace_files(self.directory) if p.stem not in known]
         if gone_trials(self._connection):
             # All that may be left of a trial that was finished. Each kill adds one that stays too.
             orphans = []
         if len(orphans) > 1:
             # A kill leaves one: that of the trial that was being written.
-            raise StoreError(_without_rows(self.directory, orphans))
+            raise StoreError(without_rows(self.directory, orphans))
         for path in (*orphans, *(self.directory / "traces").glob("*.tmp")):
             path.unlink(missing_ok=True)
         # Tables and reports appear under hidden names before they are renamed.
@@ -378,7 +391,7 @@ class Store:
 
     def trace_digests(self) -> dict[str, str | None]:
         """Of the trace file of each trial that has one; None where it is there and its digest was not kept."""
-        there: dict[str, str | None] = dict.fromkeys(path.stem for path in _trace_files(self.directory))
+        there: dict[str, str | None] = dict.fromkeys(path.stem for path in trace_files(self.directory))
         if not self._sealed:
             return there
         with damage_told(self.directory / DATABASE):
@@ -411,42 +424,6 @@ class Store:
         return self.directory / "traces" / f"{trial_id}.parquet"
 
 
-def check_holds_run(directory: Path) -> None:
-    """Raises `StoreError` where there is nothing to look at or to go on with."""
-    if Store.holds_run(directory):
-        return
-    if lost := _trace_files(directory):
-        raise StoreError(_without_rows(directory, lost))
-    absent = "" if (directory / DATABASE).is_file() else f" ({DATABASE} is absent)"
-    raise StoreError(f"{directory} holds no run{absent}; give the folder that `joulebench run` wrote")
-
-
-def _remove_new(directory: Path, found: set[str], made: bool) -> None:
-    """Undoes a folder that could not be created: all of it, or what was not there before."""
-    if made:
-        shutil.rmtree(directory, ignore_errors=True)
-        return
-    for name in _OWN_NAMES - found:
-        if name == "traces":
-            shutil.rmtree(directory / name, ignore_errors=True)
-        else:
-            # Another error is on its way up, and is the one to tell.
-            with contextlib.suppress(OSError):
-                (directory / name).unlink(missing_ok=True)
-
-
-def _trace_files(directory: Path) -> list[Path]:
-    return sorted((directory / "traces").glob("*.parquet"))
-
-
-def _without_rows(directory: Path, lost: Sequence[Path]) -> str:
-    many = f"{len(lost)} trace files" if len(lost) > 1 else "a trace file"
-    return (
-        f"{directory / 'traces'} holds {many} of trials that {DATABASE} does not hold ({lost[0].name}); was it emptied,"
-        f" or its {DATABASE}-wal lost? Put back the {DATABASE} and {DATABASE}-wal of then, or name another --out"
-    )
-
-
 def _told(trials: Sequence[tuple[Trial, object]], with_cells: bool = False) -> str:
     """In words, of one or many."""
     trial, _ = trials[0]
@@ -458,3 +435,17 @@ def _window(trial: Trial) -> tuple[float, float] | None:
     if trial.window_start_s is None or trial.window_end_s is None:
         return None
     return trial.window_start_s, trial.window_end_s
+
+
+@contextlib.contextmanager
+def _going_on(directory: Path) -> Iterator[None]:
+    """Turns what a run folder that is gone on with raises into a `StoreError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UnwrittenError(
+            f"{directory} cannot be written ({error.strerror or error}); make it writable (chmod), make room,"
+            " or go on with a copy of it"
+        ) from error
+    except sqlite3.Error as error:
+        raise StoreError(damaged(directory / DATABASE, error)) from error

@@ -31,7 +31,7 @@ from results.trials import Failure, Trial
 from tests.fakes.machine import PREFILL_S, TOKEN_S, FakeBench
 from tests.run_builders import cell, failed, trial
 from tests.store_checks import CELLS, INFO
-from tests.test_runner import planned, run
+from tests.test_runner import Elsewhere, planned, run
 
 E2E_S = (2 * PREFILL_S + 6 * TOKEN_S) / 2
 """Of a request of the fake workload, on average: 5 and 3 tokens, the first of each with its prefill."""
@@ -42,6 +42,12 @@ def lost_at(*requests: int, error: Exception | None = None) -> FakeBench:
     bench = FakeBench()
     one = error or TransientDeviceError("unplugged")
     bench.engine.errors = [one if i in requests else None for i in range(40)]
+    return bench
+
+
+def on_another_machine() -> FakeBench:
+    bench = FakeBench()
+    bench.fake_device = Elsewhere(bench.machine, bench.fake_device.meters)
     return bench
 
 
@@ -292,6 +298,36 @@ def test_a_flipped_bit_in_a_replaced_trial_is_found(tmp_path: Path) -> None:
         store.data()
 
 
+def test_a_flipped_bit_in_a_lost_trial_is_found_before_another_takes_its_place(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "run", INFO, CELLS) as store:
+        store.add_trial(lost("c1", 0, "lost"), {})
+        with closing(sqlite3.connect(tmp_path / "run" / DATABASE)) as db, db:
+            db.execute("UPDATE trial SET record = replace(record, 'unplugged', 'unplugges')")
+        with pytest.raises(StoreError, match="is not what was written there"):
+            store.add_trial(trial("c1", 0), {})
+        assert store.replaced() == ()
+
+
+def test_a_resume_that_is_refused_leaves_the_run_to_the_version_that_wrote_it(tmp_path: Path) -> None:
+    folder, plan = tmp_path / "run", planned({"repeats": 2, "retries": 0})
+    run(plan, lost_at(0), folder)
+
+    def schema() -> str:
+        with closing(sqlite3.connect(folder / DATABASE)) as db:
+            return str(db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0])
+
+    newest = schema()
+    with closing(sqlite3.connect(folder / DATABASE)) as db, db:
+        db.execute("DROP TABLE replaced")
+        db.execute("UPDATE meta SET value = '6' WHERE key = 'schema_version'")
+    for other, its_plan in ((FakeBench(), planned({"repeats": 3})), (on_another_machine(), plan)):
+        with pytest.raises(StoreError, match=r"another (plan|machine)"):
+            run(its_plan, other, folder, resume=True)
+        assert schema() == "6"
+    outcome, _, _ = run(plan, FakeBench(), folder, resume=True)
+    assert (outcome.n_ok, outcome.n_failed, schema()) == (4, 0, newest)
+
+
 def test_a_run_from_before_trials_were_replaced_is_looked_at_and_gone_on_with(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with Store.create(folder, INFO, CELLS) as store:
@@ -385,3 +421,23 @@ def test_the_same_arm_on_two_devices_and_modelled_machines_are_no_pairs_of_sitti
     cells = [cell("c1"), cell("c2", device="adb:X"), cell("c3", engine="other")]
     ok = [trial("c1", 0), trial("c2", 0, sitting=1), trial("c3", 0, sitting=1, time_method="modelled")]
     assert sitting_notes(run_of(cells, ok)) == []
+
+
+def test_pairs_that_were_each_measured_in_one_sitting_are_not_told_of_others(resumed: Path) -> None:
+    """Two models, the second of which was measured a sitting later with both arms."""
+    with Store.view(resumed) as store:
+        data = store.data()
+    later = {c.cell_id: c.model_copy(update={"cell_id": f"{c.cell_id}-later", "model": "later"}) for c in data.cells}
+    first = [t.model_copy(update={"sitting": 0}) for t in data.trials]
+    second = [t.model_copy(update={"sitting": 1, "cell_id": later[t.cell_id].cell_id}) for t in data.trials]
+    both = replace(data, cells=(*data.cells, *later.values()), trials=(*first, *second))
+    one, other = (Side(c.engine, told_of(both), c.engine) for c in data.cells)
+    found = compare(one, other, frozenset())
+    alone = compare(*(Side(c.engine, told_of(data), c.engine) for c in data.cells), frozenset())
+    assert len(found.rows) == 2 * len(alone.rows) > 0
+    assert not [note for note in found.notes if "sitting" in note]
+    assert sitting_notes(both) == []
+    (moved, *rest) = both.trials
+    apart = replace(both, trials=(moved.model_copy(update={"sitting": 2}), *rest))
+    (note,) = sitting_notes(apart)
+    assert note.startswith(f"{data.cells[0].workload} on host, {data.cells[0].model}: in 1 of 3 repeats")

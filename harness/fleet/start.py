@@ -51,8 +51,9 @@ class FleetRun:
         if not resume:
             self._work(None, wait_s)
             return
-        with Store.open(self._directory) as store:
+        with Store.open(self._directory, migrates=False) as store:
             check_same_plan(store.info(), self._plan, (), self._directory)
+            store.migrate()
             self._work(store, wait_s)
 
     def _work(self, store: Store | None, wait_s: float) -> None:
