@@ -104,7 +104,7 @@ def test_requests_that_arrive_by_themselves_have_windows_of_their_arrivals() -> 
     assert standing(group, "second", "time").is_certain
 
 
-def test_an_arm_that_keeps_requests_waiting_is_not_faster_than_one_that_takes_them_together() -> None:
+def test_an_arm_that_keeps_requests_waiting_is_not_faster_than_one_that_takes_them_together(tmp_path: Path) -> None:
     """Four come at once. One by one an engine has each for 1 s, and they are answered after 1, 2, 3 and 4 s; together
     it has each for 2 s, and all are answered after 2 s: 0.8 times as long, and not twice."""
 
@@ -124,6 +124,10 @@ def test_an_arm_that_keeps_requests_waiting_is_not_faster_than_one_that_takes_th
     assert page.table.headings[0].below == "measured, with the queue"
     (panel,) = page.panels
     assert "E2E + queueing" in str(panel), "the picture is of the same seconds"
+    write_csv(data, tmp_path)
+    arms = pd.read_csv(tmp_path / "arms.csv")
+    assert set(arms.query("with_queue")["quantity"]) == {"time"}
+    assert set(arms.query("not with_queue")["quantity"]) == set(arms["quantity"]) - {"time"} != set()
     assert screen(batched(3.0)).table.headings[0].below == "measured", (
         "of requests that do not arrive there is no queue"
     )

@@ -203,8 +203,8 @@ def standings_table(groups: Sequence[tuple[Group, Sequence[Group]]]) -> pd.DataF
 
 
 _COLUMNS = (
-    "device", "workload", "arm", "technique", "model", "baseline", "quantity", "score", "value", "unit", "method",
-    "meter", "n", "n_of", "ratio", "ratio_low", "ratio_high", "certain_difference", "certainly_best",
+    "device", "workload", "arm", "technique", "model", "baseline", "quantity", "score", "with_queue", "value", "unit",
+    "method", "meter", "n", "n_of", "ratio", "ratio_low", "ratio_high", "certain_difference", "certainly_best",
     "outside_fit_share", "reason",
 )  # fmt: skip
 
@@ -221,6 +221,7 @@ def _table_row(group: Group, standing: Standing) -> dict[str, object]:
         "baseline": group.baseline_of(standing.quantity).engine,
         "quantity": standing.quantity,
         "score": group.score if standing.quantity == "accuracy" else None,
+        "with_queue": standing.with_queue,
         "value": standing.value,
         "unit": standing.unit,
         "method": standing.method,
