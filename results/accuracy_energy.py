@@ -28,7 +28,7 @@ from results.compare import (
     sample_logarithms,
     sample_scores,
 )
-from results.metrics import TECHNIQUE_METRICS
+from results.metrics import FROM_ARRIVAL, TECHNIQUE_METRICS
 from results.records import OF_A_RECORDING, Cell, Phase
 from results.roads import comparable_roads, unlike_roads
 from results.runs import RunData
@@ -42,7 +42,7 @@ COLUMNS = (
     "n_answers_changed", "reason", "change_reason",
 )  # fmt: skip
 COSTS: tuple[tuple[str, Phase], ...] = (("energy_per_token", "all"), ("ttft", "prefill"), ("e2e", "all"))
-"""Metrics that are put beside the accuracy, with their phase."""
+"""Metrics that are put beside the accuracy, with their phase; of requests that arrive, as they count from then."""
 IS_REFERENCE = "the reference itself"
 NO_REFERENCE = "no arm of the plan is lossless in full precision; add one with technique = oracle or dropless"
 NO_SAMPLE_SCORES = "no sample has a score of its own, so nothing can be paired"
@@ -90,7 +90,8 @@ class Comparison:
 
     def rows(self, cell: Cell) -> Iterator[dict[str, Any]]:
         own = self._rows[cell.cell_id]
-        wanted = dict.fromkeys(COSTS)
+        seen = {row["metric"] for row in own}
+        wanted = {(late if (late := FROM_ARRIVAL.get(m)) in seen else m, phase) for m, phase in COSTS}
         for row in own:
             metric = row["metric"]
             is_score = metric in self._scores

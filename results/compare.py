@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from results.metrics import energy_observations, latency_observations
+from results.metrics import energy_observations, latency_observations, load_observations
 from results.records import Phase
 from results.statistics import BOOTSTRAP_FROM, CONFIDENCE, NORMAL_95, SERIES_FROM, mean_interval
 from results.trials import Trial
@@ -293,10 +293,11 @@ def compare_trials(
 
 
 def _by_repeat(trials: Sequence[Trial], metric: str, phase: Phase, meter: str | None) -> dict[int, float]:
-    read = latency_observations if meter is None else energy_observations
+    reads = (latency_observations, load_observations) if meter is None else (energy_observations,)
     return {
         trial.repeat: o.value
         for trial in trials
+        for read in reads
         for o in read(trial)
         if (o.metric, o.phase, o.meter) == (metric, phase, meter) and o.value is not None
     }

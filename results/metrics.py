@@ -84,6 +84,8 @@ LOAD_METRICS: tuple[tuple[str, Phase | None, str], ...] = (
     ("utilisation", None, "%"),
 )
 """Of workloads whose requests arrive by themselves; others have no such rows."""
+FROM_ARRIVAL = {"ttft": "ttft_from_arrival", "e2e": "e2e_from_arrival"}
+"""What counts instead where there are such rows: by the engine's own times who keeps requests waiting is faster."""
 SIZE_METRICS: tuple[tuple[str, str], ...] = (
     ("parameters", "parameters"),
     ("weight_bytes", "B"),

@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from harness.history_command import figures_told
 from harness.summary import print_summary
-from results.records import Completion
+from results.history.points import cell_points, run_point
+from results.records import Completion, Score
 from results.report.csv import write_csv
-from results.report.html import html_text
+from results.report.html import html_text, page_context
 from results.run_frames import RunFrames
 from results.runs import RunData
 from results.trials import Trial
@@ -104,17 +106,29 @@ def test_requests_that_arrive_by_themselves_have_windows_of_their_arrivals() -> 
     assert standing(group, "second", "time").is_certain
 
 
-def test_an_arm_that_keeps_requests_waiting_is_not_faster_than_one_that_takes_them_together(tmp_path: Path) -> None:
-    """Four come at once. One by one an engine has each for 1 s, and they are answered after 1, 2, 3 and 4 s; together
-    it has each for 2 s, and all are answered after 2 s: 0.8 times as long, and not twice."""
+def arriving(is_scored: bool = False) -> RunData:
+    """Four come at once. First takes one by one, for 1 s each; second takes them together, for 2 s."""
 
     def at_once(completions: list[Completion]) -> list[Completion]:
         return [c.model_copy(update={"arrival_s": 0.0}) for c in completions]
 
     first = trials_of("first", [at_once(one_by_one(s)) for s in noisy(1.0)])
     second = trials_of("second", [at_once(together(s)) for s in noisy(2.0, -1)])
-    more = {"window_start_s": 0.0, "window_end_s": 20.0, "energy": (reading(),)}
-    data = run(named("first", "second"), [t.model_copy(update=more) for t in (*first, *second)])
+    scores = (
+        *(Score(metric="acc", value=1.0, sample_id=f"s{i}") for i in range(4)),
+        Score(metric="acc", value=1.0, stderr=0.1, n=4),
+    )
+    more: dict[str, object] = {"window_start_s": 0.0, "window_end_s": 20.0, "energy": (reading(),)}
+    more |= {"scores": scores} if is_scored else {}
+    cells = [c.model_copy(update={"reference_id": "first"}) for c in named("first", "second")]
+    return run(cells, [t.model_copy(update=more) for t in (*first, *second)])
+
+
+def test_an_arm_that_keeps_requests_waiting_is_not_faster_than_one_that_takes_them_together(tmp_path: Path) -> None:
+    """Four come at once. One by one an engine has each for 1 s, and they are answered after 1, 2, 3 and 4 s; together
+    it has each for 2 s, and all are answered after 2 s: 0.8 times as long, and not twice."""
+
+    data = arriving()
     ((group, _),) = groups(data)
     found = standing(group, "second", "time")
     assert found.ratio is not None
@@ -131,6 +145,29 @@ def test_an_arm_that_keeps_requests_waiting_is_not_faster_than_one_that_takes_th
     assert screen(batched(3.0)).table.headings[0].below == "measured", (
         "of requests that do not arrive there is no queue"
     )
+
+
+def test_the_list_of_runs_counts_the_time_from_the_arrival_as_the_verdict_does() -> None:
+    """Answered after 1 to 4 s, or all after 2 s: 2.5 s and 2 s a request. By the engine's own time it said 1 to 2 s."""
+    data = arriving()
+    told = figures_told(run_point(data, "monday", cell_points(data)))
+    ends = sum(noisy(2.0, -1)) / 4, 2.5 * sum(noisy(1.0)) / 4
+    assert told.startswith(f"time of a request, with the queue {ends[0]:.2f} to {ends[1]:.2f} s; energy of a request")
+    alone = batched(3.0)
+    assert figures_told(run_point(alone, "monday", cell_points(alone))).startswith("time of a request 1.0")
+
+
+def test_times_beside_the_accuracy_count_from_the_arrival() -> None:
+    """The first tokens come after 0.5, 1.5, 2.5 and 3.5 s, or all after 1 s: half as late, and not twice."""
+    data = arriving(is_scored=True)
+    compared = RunFrames(data).compared.query("cell == 'second'").set_index("quantity")
+    assert compared.loc["e2e_from_arrival", "change_percent"] == pytest.approx(-20, abs=3)
+    assert compared.loc["ttft_from_arrival", "change_percent"] == pytest.approx(-50, abs=3)
+    assert compared.loc["ttft_from_arrival", "n_pairs"] == 4
+    assert not {"e2e", "ttft"} & set(compared.index)
+    (table,) = page_context(data)["accuracy_tables"]
+    assert [row.ttft.text for row in table.rows] == ["2.00", "1.00"]
+    assert "TTFT + queueing<span" in html_text(data)
 
 
 def test_requests_one_after_another_have_no_second_ratio() -> None:

@@ -18,7 +18,13 @@ from results.cells import answering, model_name, trials_of, usable
 from results.environments import Environment
 from results.history.rests import rests_of
 from results.history.settings import ArmSettings, Settings, arm_settings, settings_of
-from results.metrics import energy_observations, latency_observations, load_observations, size_observations
+from results.metrics import (
+    FROM_ARRIVAL,
+    energy_observations,
+    latency_observations,
+    load_observations,
+    size_observations,
+)
 from results.records import Cell, Method, Phase, Record
 from results.roads import comparable_roads
 from results.runs import OWN_CODE, RunData
@@ -174,7 +180,12 @@ class RunPoint(Record):
         return [f"{self.folder}: {remark}" for remark in self.remarks]
 
 
-KEY_METRICS: tuple[tuple[str, Phase | None], ...] = (("e2e", "all"), ("energy_per_response", "all"))
+KEY_METRICS: tuple[tuple[str, Phase | None], ...] = (
+    ("e2e", "all"),
+    ("e2e_from_arrival", "all"),
+    ("energy_per_response", "all"),
+)
+"""Of requests that arrive by themselves the second counts, and the first does not."""
 
 
 def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint:
@@ -204,8 +215,9 @@ def _ranges(cells: Sequence[CellPoint]) -> Iterator[tuple[str, str, str, str, fl
     and joules of several devices."""
     means: dict[tuple[str, str, str, str], list[float]] = {}
     for cell in cells:
+        metrics = {figure.metric for figure in cell.figures}
         for figure in cell.figures:
-            if figure.key in KEY_METRICS:
+            if figure.key in KEY_METRICS and FROM_ARRIVAL.get(figure.metric) not in metrics:
                 means.setdefault((cell.device, figure.metric, figure.unit, figure.method), []).append(figure.mean)
     for cell in cells:
         for figure in [f for f in cell.figures if f.kind == "accuracy"][:1]:

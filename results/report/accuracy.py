@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from results.accuracy_energy import IS_REFERENCE
+from results.metrics import FROM_ARRIVAL
 from results.records import Cell
 from results.report.arms import Arm
 from results.report.figure_tables import Entry
@@ -42,13 +43,15 @@ class ArmRow:
 
 @dataclass
 class AccuracyTable(Noted):
-    """headings: (score, which way is better). energy_unit and ttft_unit: of their columns. notes: numbered from 1."""
+    """headings: (score, which way is better). energy_unit, ttft_title and ttft_unit: of their columns. notes: numbered
+    from 1."""
 
     workload: str
     device: str
     reference: str
     headings: list[tuple[str, str]]
     energy_unit: str
+    ttft_title: str
     ttft_unit: str
     rows: list[ArmRow] = field(default_factory=list)
     warning: str | None = None
@@ -95,9 +98,11 @@ def _table(
     scores = _scores(rows)[:MAX_SCORES]
     headings = [(score, HIGHER if rising.get(score, True) else LOWER) for score in scores]
     energy_scale, energy_unit = units.on(cells[0].device).of("energy_per_token", "all", "J/token")
-    ttft_scale, ttft_unit = units.on(cells[0].device).of("ttft", "prefill", "s")
+    with_queue = any(row["quantity"] == FROM_ARRIVAL["ttft"] for row in rows)
+    ttft_title, ttft = ("TTFT + queueing", FROM_ARRIVAL["ttft"]) if with_queue else ("TTFT", "ttft")
+    ttft_scale, ttft_unit = units.on(cells[0].device).of(ttft, "prefill", "s")
     table = AccuracyTable(
-        cells[0].workload, cells[0].device, _reference(run, cells, arms), headings, energy_unit, ttft_unit
+        cells[0].workload, cells[0].device, _reference(run, cells, arms), headings, energy_unit, ttft_title, ttft_unit
     )
     if {c.model_note for c in cells} == {"random weights"}:
         table.warning = "The weights are random: scores, and their changes, say nothing about the method."
@@ -115,7 +120,7 @@ def _table(
                 _plain(table, own.get("pad_rate")),
                 _cost(table, energy, energy_scale),
                 _change(table, energy, energy_scale),
-                _cost(table, own.get("ttft"), ttft_scale),
+                _cost(table, own.get(ttft) or own.get("ttft"), ttft_scale),
             )
         )
     return table
