@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 from typing import Protocol as TypingProtocol
@@ -70,7 +70,7 @@ class Runner:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
         self.check()
         to_come = {c.cell.cell_id: self._to_come(c) for c in self._plan.cells}
-        done = sum(self._n_done(c.cell.cell_id, to_come[c.cell.cell_id]) for c in self._plan.cells)
+        done = sum(len(standing(self._trials[c.cell.cell_id])) for c in self._plan.cells)
         n_trials = done + sum(map(len, to_come.values()))
         self._store.note_unfinished(n_trials)
         self._progress.begin(n_trials, done)
@@ -99,9 +99,6 @@ class Runner:
 
     def _is_enough(self, cell_plan: CellPlan) -> bool:
         return rule_of(self._plan, cell_plan).enough(standing(self._trials[cell_plan.cell.cell_id]))
-
-    def _n_done(self, cell_id: str, to_come: Set[int]) -> int:
-        return sum(trial.repeat not in to_come for trial in self._trials[cell_id])
 
     def _run_series(self, cell_plan: CellPlan, rule: Endurance) -> None:
         """Rounds without a pause, until something says stop. Those of a series that was broken off are kept; the device

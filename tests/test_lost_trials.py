@@ -163,7 +163,22 @@ def test_what_was_lost_is_not_measured_where_the_others_suffice(tmp_path: Path) 
     assert outcome == RunOutcome(n_ok=6, n_failed=1)
     assert heard.left_out == [7, 6]
     outcome, heard, _ = run(plan, FakeBench(), tmp_path / "run", resume=True)
-    assert (outcome, heard.expected, heard.finished) == (RunOutcome(n_ok=6, n_failed=1), (7, 7), [])
+    assert (outcome, heard.expected, heard.finished) == (RunOutcome(n_ok=6, n_failed=1), (6, 6), [])
+
+
+def test_a_half_run_says_no_more_trials_are_to_come_than_may_be_measured(tmp_path: Path) -> None:
+    """The first arm has its three without the lost one. Of the second two are there, and eight may follow."""
+    plan = planned(NARROW | {"order": "sequential"})
+    first, again = lost_at(0), FakeBench()
+    first.engine.errors[9] = KeyboardInterrupt()  # the lost trial asks once, and each other twice
+    again.engine.errors = [None, None, KeyboardInterrupt()]
+    for bench, resume in ((first, False), (again, True)):
+        with pytest.raises(KeyboardInterrupt):
+            run(plan, bench, tmp_path / "run", resume=resume)
+    with Store.view(tmp_path / "run") as store:
+        assert [t.status for t in store.trials()] == ["failed", *["ok"] * 5]
+        told = store.data().remarks[0]
+    assert told.startswith("the run has not come to its end: 5 of at most 13 trials are there.")
 
 
 def test_a_resume_measures_as_many_of_the_lost_as_the_interval_needs(tmp_path: Path) -> None:
