@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from results.metrics import energy_observations, latency_observations, load_observations
 from results.records import Phase
+from results.sittings import APART, pairs_that_count, sittings_of
 from results.statistics import BOOTSTRAP_FROM, CONFIDENCE, NORMAL_95, SERIES_FROM, mean_interval
 from results.trials import Trial
 
@@ -289,7 +290,18 @@ def compare_trials(
     hashes = {t.requests_sha256 for t in (*reference, *arm)}
     if len(asked) > 1 or len(hashes) > 1:
         raise UnlikeError("the arms were not asked the same requests")
-    return replace(mean_difference([after[i] - before[i] for i in repeats]), base=_mean([before[i] for i in repeats]))
+    (counted,) = pairs_that_count([repeats], *([_sittings(trials)] for trials in (reference, arm)))
+    has_pairs = bool(counted)
+    counted = counted or repeats
+    found = mean_difference([after[i] - before[i] for i in counted])
+    if not has_pairs:
+        found = replace(found, low=None, high=None, p=None, test=None, reason=APART)
+    return replace(found, base=_mean([before[i] for i in counted]))
+
+
+def _sittings(trials: Sequence[Trial]) -> Mapping[int, int]:
+    """Of one cell."""
+    return next(iter(sittings_of(trials).values()), {})
 
 
 def _by_repeat(trials: Sequence[Trial], metric: str, phase: Phase, meter: str | None) -> dict[int, float]:

@@ -2,13 +2,14 @@
 
 A run that is gone on with (`--resume`) has another sitting. Repeat i of two arms is a pair because they followed each
 other; measured in two sittings they did not, and what changed meanwhile (heat, charge, other programs) is in their
-difference.
+difference. One such pair among others scatters by what it is off, so that the interval of all holds the truth. Of
+several that are off by the same it does not: then those of one sitting alone are pairs.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from results.records import Cell
 from results.runs import RunData
@@ -16,6 +17,10 @@ from results.trials import Trial
 
 SHOWN = 6
 """Repeats that are named one by one."""
+
+MOST_APART = 1
+"""Pairs of two sittings, over all workloads of a ratio, that its interval holds whatever they are off by."""
+APART = "measured in different sittings, so that what changed meanwhile, as heat, is in the difference: no interval"
 
 Sittings = Mapping[str, Mapping[int, int]]
 """By cell and repeat, of trials that came to times of their own."""
@@ -28,6 +33,16 @@ def sittings_of(trials: Iterable[Trial]) -> Sittings:
         if trial.status == "ok" and trial.time_method == "measured" and trial.endurance is None:
             found[trial.cell_id][trial.repeat] = trial.sitting
     return found
+
+
+def pairs_that_count(
+    repeats: Sequence[Sequence[int]], own: Sequence[Mapping[int, int]], other: Sequence[Mapping[int, int]]
+) -> list[Sequence[int]]:
+    """By workload, of the repeats that two arms both have: those whose pairs tell the arms apart, and not the sittings.
+    own, other: the sitting of each."""
+    together = [[i for i in both if a.get(i) == b.get(i)] for both, a, b in zip(repeats, own, other, strict=True)]
+    n_apart = sum(map(len, repeats)) - sum(map(len, together))
+    return list(repeats) if n_apart <= MOST_APART else list(together)
 
 
 def told_apart(cells: Iterable[Cell], sittings: Sittings) -> list[str]:
@@ -47,7 +62,8 @@ def told_apart(cells: Iterable[Cell], sittings: Sittings) -> list[str]:
             told.append(
                 f"{workload} on {device}{of_model}: in {len(apart)} of {len(found)} repeats (trial {named}) the arms"
                 " were not measured in one sitting, as the run was broken off or the device lost in between. What"
-                " changed meanwhile, as heat, is in the difference of these pairs."
+                " changed meanwhile, as heat, is in the difference of these pairs. Where two arms have more than one"
+                " such pair, no interval of times or joules is over them."
             )
     return told
 

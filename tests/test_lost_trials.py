@@ -409,7 +409,8 @@ def test_a_failure_that_still_stands_says_that_a_resume_measures_it(tmp_path: Pa
 
 APART = (
     "in 1 of 3 repeats (trial 2) the arms were not measured in one sitting, as the run was broken off or the device"
-    " lost in between. What changed meanwhile, as heat, is in the difference of these pairs."
+    " lost in between. What changed meanwhile, as heat, is in the difference of these pairs. Where two arms have more"
+    " than one such pair, no interval of times or joules is over them."
 )
 
 

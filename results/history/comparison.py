@@ -23,7 +23,7 @@ from results.history.settings import changed_settings, engine_changes, settings_
 from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
 from results.records import Cell
 from results.runs import OWN_CODE, RunData, RunInfo
-from results.sittings import Sittings, sittings_of, told_apart
+from results.sittings import APART, Sittings, pairs_that_count, sittings_of, told_apart
 from results.trials import Trial
 
 
@@ -303,7 +303,11 @@ class _CellPair:
         row = replace(row, model_error=model_error(figure, other) if is_modelled else None)
         both = sorted(figure.values.keys() & other.values.keys())
         if self._same_run and len(both) >= 2:
-            return of_pairs(row, [math.log(other.values[i] / figure.values[i]) for i in both], meters)
+            own = [[run.sittings.get(cell_id, {})] for run, cell_id in zip(self._runs, self._ids, strict=True)]
+            (counted,) = pairs_that_count([both], *own)
+            if len(counted) < 2:
+                return replace(row, reason=APART)
+            return of_pairs(row, [math.log(other.values[i] / figure.values[i]) for i in counted], meters)
         return of_groups(row, other, meters)
 
     def _meter_error(self, figure: Figure, other: Figure) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from results.compare import Difference, compare_scores, items_of
 from results.ratios import BASELINE, ONE_PAIR, Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
 from results.report.arm_figures import ArmFigure
 from results.roads import unlike_roads
+from results.sittings import APART, pairs_that_count
 from results.statistics import NORMAL_95
 
 ASKED_OTHERWISE = "the arms were not asked the same requests: nothing can be paired"
@@ -81,27 +83,33 @@ def _of_scores(figure: ArmFigure, base: ArmFigure) -> Against:
 
 
 def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
-    pairs = []
-    for own, other in zip(figure.sums, base.sums, strict=True):
-        both = sorted(own.keys() & other.keys())
-        if not both:
-            return Against(None, f"no repeat has a figure of {figure.arm.name} and of {base.arm.name}")
-        pairs.append(([own[i] for i in both], [other[i] for i in both]))
+    common = [sorted(own.keys() & other.keys()) for own, other in zip(figure.sums, base.sums, strict=True)]
+    if not all(common):
+        return Against(None, f"no repeat has a figure of {figure.arm.name} and of {base.arm.name}")
+    counted = pairs_that_count(common, figure.sittings, base.sittings)
+    has_pairs = all(counted)
+    counted = counted if has_pairs else list(common)
+    both = zip(figure.sums, base.sums, counted, strict=True)
+    pairs = [([own[i] for i in repeats], [other[i] for i in repeats]) for own, other, repeats in both]
     ratio = _named(ratio_of_means(pairs), base)
+    if not has_pairs:
+        ratio = replace(ratio, low=None, high=None, reason=APART)
     if figure.is_priced and ratio.n == 1:
         ratio = replace(ratio, reason=MODELLED_ONCE)
     elif figure.model_error is None and base.model_error is None:
         ratio = widened(ratio, math.hypot(figure.unshared_error, base.unshared_error))
     remark = _windows(figure, base)
-    if any(own.keys() != other.keys() for own, other in zip(figure.sums, base.sums, strict=True)):
-        counts = ", ".join(dict.fromkeys(str(len(own)) for own, _ in pairs))
-        repeats = "one repeat that both have" if counts == "1" else f"{counts} repeats that both have"
-        told = (
-            f"as times {base.arm.name}: over the {repeats}; the figure below the interval is over"
-            f" all repeats of its arm"
-        )
-        remark = "; ".join(filter(None, [told, remark]))
+    if counted != common:
+        remark = "; ".join(filter(None, [_counted(counted, "that were measured in one sitting", base), remark]))
+    elif any(own.keys() != other.keys() for own, other in zip(figure.sums, base.sums, strict=True)):
+        remark = "; ".join(filter(None, [_counted(counted, "that both have", base), remark]))
     return Against(ratio if ratio.value is not None else None, ratio.reason, remark)
+
+
+def _counted(repeats: Sequence[Sequence[int]], which: str, base: ArmFigure) -> str:
+    counts = ", ".join(dict.fromkeys(str(len(own)) for own in repeats))
+    over = f"one repeat {which}" if counts == "1" else f"{counts} repeats {which}"
+    return f"as times {base.arm.name}: over the {over}; the figure below the interval is over all repeats of its arm"
 
 
 def _named(ratio: Ratio, base: ArmFigure) -> Ratio:

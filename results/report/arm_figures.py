@@ -29,6 +29,7 @@ from results.report.arms import Arm
 from results.request_columns import are_due, lasting, shared_time, waiting_s
 from results.roads import comparable_roads
 from results.runs import RunData
+from results.sittings import sittings_of
 from results.trials import Trial
 
 Quantity = Literal["time", "energy", "accuracy"]
@@ -48,11 +49,11 @@ class ArmFigure:
     error. overlaps: whether requests of it ran at the same time without arriving by themselves, so that each takes
     longer than its part of the window. with_queue: whether seconds count from a request's arrival. window_s: of one
     pass over all that was asked. outside_share: of the seconds of a model, those of launches unlike all that it was
-    fitted on. is_priced: whether a sheet gave the seconds, and so the
-    same every time; joules may be modelled from seconds that a clock gave, and differ. sums: of each workload, seconds
-    or joules of all requests, by repeat. scores: by sample; is_log: the value is e to their mean. asked: what two arms
-    must share to be paired. roads: of each workload, what computed, where that decides the figure: none behind times
-    that a model gives.
+    fitted on. is_priced: whether a sheet gave the seconds, and so the same every time; joules may be modelled from
+    seconds that a clock gave, and differ. sums: of each workload, seconds or joules of all requests, by repeat;
+    sittings: of the same. scores: by sample; is_log: the value is e to their mean. asked: what two arms must share to
+    be paired. roads: of each workload, what computed, where that decides the figure: none behind times that a model
+    gives.
     """
 
     arm: Arm
@@ -69,6 +70,7 @@ class ArmFigure:
     remark: str | None = None
     """Of how many trials it is, where some that are ok lack it."""
     sums: tuple[Mapping[int, float], ...] = ()
+    sittings: tuple[Mapping[int, int], ...] = ()
     scores: Mapping[str, tuple[float, ...]] | None = None
     asked: tuple[object, ...] = ()
     is_share: bool = False
@@ -165,6 +167,7 @@ class ArmFigures:
             stated_error=stated,
             unshared_error=_unshared(amounts, total),
             sums=sums,
+            sittings=tuple(sittings_of(own).get(c.cell_id, {}) for c, own in zip(chosen, trials, strict=True)),
             is_priced=all(t.time_method == "modelled" for own in trials for t in own),
             roads=tuple(comparable_roads(own, phase) for own in trials),
             overlaps=any(a.overlaps for own in amounts for a in own.values()),
