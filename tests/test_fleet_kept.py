@@ -86,6 +86,14 @@ def test_a_finished_trial_is_given_again_by_the_next_process(
     again.side.close(is_over=True)
 
 
+def test_each_trial_says_what_it_does_under_its_own_lease(first: Process) -> None:
+    """Those behind a process's first one seemed to begin all the time, and told of no repetition."""
+    told: list[list[str]] = [[], []]
+    for repeat, own in enumerate(told):
+        first.asked(repeat, 1, say=own.append)
+    assert [own.count("measures") for own in told] == [1, 1]
+
+
 def test_another_run_of_the_same_plan_measures_its_own(first: Process) -> None:
     found, other = first.asked(0, 1).trial, first.asked(0, 1, "small-89ef4567").trial
     assert found is not None

@@ -160,6 +160,7 @@ class OwnRun:
         self._plan: Plan = replace(whole, cells=tuple(c for c in whole.cells if c.device.name == device))
         self._cells: dict[str, CellPlan] = {c.cell.cell_id: c for c in self._plan.cells}
         self._attempts: Attempts | None = None
+        self._told = _Told()
 
     def description(self) -> bytes:
         """Raises `RefusedError`."""
@@ -194,7 +195,8 @@ class OwnRun:
         if cell_plan is None:
             raise MessageError(f"{self.device} has no cell {task.cell_id}")
         if self._attempts is None:
-            self._attempts = Attempts(self._plan.protocol, self._parts, _Told(now_doing), {})
+            self._attempts = Attempts(self._plan.protocol, self._parts, self._told, {})
+        self._told.say = now_doing
         self._parts.on_wait = lambda device, reason, left_s: now_doing(f"waits at most {left_s:.0f} s: {reason}")
         try:
             self._refuse_changed_inputs()
@@ -235,22 +237,21 @@ class OwnRun:
 
 
 class _Told:
-    """`harness.attempts.TrialProgress`, in words."""
+    """`harness.attempts.TrialProgress`, in words. `say` is of the trial that runs: it speaks under its own lease."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    say: Say
 
     def preparing(self, cell: str) -> None:
-        self._say("prepares")
+        self.say("prepares")
 
     def waiting(self, device: str, reason: str, left_s: float) -> None:
-        self._say(f"waits at most {left_s:.0f} s: {reason}")
+        self.say(f"waits at most {left_s:.0f} s: {reason}")
 
     def trial_started(self, cell: str, repeat: int) -> None:
-        self._say("measures")
+        self.say("measures")
 
     def trial_repeated(self, cell: str, repeat: int, reason: str) -> None:
-        self._say(f"again: {reason}")
+        self.say(f"again: {reason}")
 
 
 @contextmanager
