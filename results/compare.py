@@ -92,6 +92,8 @@ PAIRED_T_OF_LOGARITHMS = "paired t of nll_nats"
 SampleScores = Mapping[str, Sequence[float]]
 """By sample id: its score in each repeat, in their order. Of several workloads: `sample_of` them."""
 _OF_WORKLOAD = "\0"
+SAME_ITEMS = {"gsm8k_cot": "gsm8k", "gsm8k_cot_zeroshot": "gsm8k"}
+"""Tasks that ask the items of another one in other words: by the name before a sample's number."""
 
 
 def sample_of(workload: str, sample_id: str) -> str:
@@ -101,7 +103,8 @@ def sample_of(workload: str, sample_id: str) -> str:
 
 def items_of(samples: Sequence[str]) -> list[str]:
     """What each sample asks: several workloads may ask the same."""
-    return [sample.rpartition(_OF_WORKLOAD)[2] for sample in samples]
+    asked = [sample.rpartition(_OF_WORKLOAD)[2].partition("/") for sample in samples]
+    return [f"{SAME_ITEMS.get(task, task)}{slash}{number}" for task, slash, number in asked]
 
 
 def compare_scores(reference: SampleScores, arm: SampleScores, is_binary: bool) -> Difference:

@@ -193,6 +193,27 @@ def test_accuracy_is_no_surer_where_a_sweep_asks_the_same_items_again() -> None:
     )
 
 
+def test_accuracy_is_no_surer_where_the_items_of_one_task_are_asked_in_the_words_of_another() -> None:
+    """7 of 100 lost and 1 won, in each of three tasks over the same rows; and in three over rows of their own."""
+
+    def told(*tasks: str) -> Standing:
+        answers = {"first": "1" * 67 + "0" * 33, "second": "0" * 7 + "1" * 61 + "0" * 32}
+        cells = [cell(f"{arm}{task}", engine=arm, workload=task) for arm in answers for task in tasks]
+        trials = []
+        for one, right in ((c, answers[c.engine]) for c in cells):
+            asked = scored(one.cell_id, right)
+            own = (
+                s if s.sample_id is None else s.model_copy(update={"sample_id": f"{one.workload}/{s.sample_id}"})
+                for s in asked.scores
+            )
+            trials.append(asked.model_copy(update={"scores": tuple(own)}))
+        ((whole, _),) = groups(run(cells, trials))
+        return standing(whole, "second", "accuracy")
+
+    assert not told("gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot").is_certain
+    assert told("gsm8k", "boolq", "hellaswag").is_certain
+
+
 def test_random_weights_are_not_compared() -> None:
     trials = [*lasting("first", noisy(1.0), "1" * 20), *lasting("second", noisy(1.0), "0" * 20)]
     ((group, _),) = groups(run(named("first", "second", model_note="random weights"), trials))
