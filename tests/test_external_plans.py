@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,6 +17,7 @@ from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from results.records import Request, Sampling
+from tests.fleet_phones import PROGRAM
 from tests.plans import DROPLESS, M2_ULTRA, PHONE, raw_plan
 
 LLAMA: dict[str, Any] = {"name": "other", "runs": "llama.cpp"}
@@ -103,6 +105,30 @@ def test_all_files_of_a_program_that_are_missing_are_told_at_once(tmp_path: Path
     assert len(told) == 4
     for name in ("bench is not there", "no file .*b.so", "no file .*a.mllm", "no file .*c.json"):
         assert any(re.search(name, line) for line in told), told
+
+
+@pytest.mark.parametrize("named", ["./llama-bench", "llama-bench"])
+def test_a_program_that_the_check_finds_is_found_by_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """In the current folder the check found it, and each trial failed because it was not there."""
+    program, model = tmp_path / "llama-bench", tmp_path / "model.gguf"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    model.write_bytes(b"GGUF")
+    arm = {"name": "p", "runs": "llama-bench", "program": named, "model_file": "model.gguf", "threads": 1}
+    lengths = {"name": "fixed_lengths", "prompt_tokens": 8, "new_tokens": 2, "limit": 1}
+    draft = draft_plan(raw_plan(engine=[arm], workload=[lengths]))
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    if os.sep not in named:
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    parts = RunParts(draft.plan.protocol)
+    try:
+        (cell_plan,) = preflight(draft, parts).cells
+        assert parts.arm(cell_plan).engine.device == "host"
+    finally:
+        parts.close()
 
 
 def test_a_model_file_that_is_no_model_is_told_before_anything_runs(build: Path, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class ProgramSpec(ExternalSpec):
 
         named = {f"library {Path(name).name}": Path(name).expanduser() for name in self.libraries}
         try:
-            path = program_path(self.program or self.executable)
+            path = program_path(self._program())
         except EngineError as error:
             missing = [f"{name}: no file {file}" for name, file in named.items() if not file.is_file()]
             raise ProblemsError([str(error), *missing]) from error
@@ -114,16 +114,17 @@ class ProgramSpec(ExternalSpec):
 
     def _placed(self) -> list[tuple[str, Path]]:
         libraries = [_beside(named) for named in self.libraries]
-        return [(self.executable, self._program()), *libraries, *self._model_files()]
+        return [(self.executable, Path(self._program())), *libraries, *self._model_files()]
 
-    def _program(self) -> Path:
-        return Path(self.program or self.executable)
+    def _program(self) -> str:
+        """As the plan names it: a `Path` of "./mnn" is "mnn", which would be looked for in PATH."""
+        return self.program or self.executable
 
     def _started(self) -> Path:
         """The file that is started. Raises `EngineError`."""
         from engines.external.programs.target import program_path
 
-        return program_path(str(self._program()))
+        return program_path(self._program())
 
     @property
     def settings(self) -> Settings:
@@ -251,8 +252,8 @@ class ProgramOrWheelSpec(ProgramSpec):
     def _wheel(self) -> Wheel:
         return wheel_in(Path(self.environment or "").expanduser(), self.wheel.package)
 
-    def _program(self) -> Path:
-        return super()._program() if self.environment is None else SCRIPTS / self.wheel.script
+    def _program(self) -> str:
+        return super()._program() if self.environment is None else str(SCRIPTS / self.wheel.script)
 
     def by_wheel(self, model: str, **options: object) -> WheelProgram:
         """Raises `EngineError`."""
