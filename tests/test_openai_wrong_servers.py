@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -33,6 +34,7 @@ OR_LATE = r"no (chunk|answer) in 0\.2 s|the answer broke off \(timed out\)"
 """Where the machine stood still for so long: the limit is met at the next byte, and is none without it."""
 HOSTILE = "\x1b[2J" + "long words " * 200
 INTERNAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked"
 OLD_ERROR = piece(b'error: {"code":500,"message":"of llama-server: out of slots"}\n\n')
 
 
@@ -142,6 +144,31 @@ def test_a_slow_server_is_waited_for_so_long_and_no_longer() -> None:
         assert client(server.url).run(request(1), unheard).n_generated == 1
         with pytest.raises(EngineError, match=r"no (chunk|answer) in 0.1 s; raise timeout_s"):
             client(server.url, timeout_s=0.1).run(request(1), unheard)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda whole: unfinished(whole),
+        lambda whole: endless(whole.removeprefix(STREAM_HEAD), piece(b": alive\n")),
+        lambda whole: slowly([whole], 0),
+        lambda whole: unfinished(whole.replace(CHUNKED, b"Connection: close")),
+        lambda whole: slowly([whole.replace(CHUNKED, b"Connection: close")], 0),
+    ],
+    ids=["says no more", "keeps alive", "cuts the connection", "says no more, and would close", "closes"],
+)
+def test_an_answer_that_is_said_to_be_done_is_whole_also_where_its_body_does_not_end(
+    behind: Callable[[bytes], Script],
+) -> None:
+    """Of a proxy or a server that ends its body late or never: it was waited for until timeout_s, and then refused."""
+    n = len(request().prompt_ids)
+    whole = stream(chunk(" the"), end(), usage(n, 1, 0))
+    with scripted(behind(whole.removesuffix(b"0\r\n\r\n")), whole) as server:
+        through = client(server.url, timeout_s=30)
+        began_s = time.monotonic()
+        assert [through.run(request(1), unheard).text for _ in range(2)] == [" the", " the"]
+        assert time.monotonic() - began_s < 5
+        assert len(server.asked) == 2
 
 
 def test_a_request_is_sent_again_only_before_anything_came() -> None:

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import select
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -30,6 +31,8 @@ WAIT_S = 1.0
 """Before a busy server is asked again."""
 BUSY = (429, 503)
 DONE = "[DONE]"
+END_WAIT_S = 0.25
+"""Behind it, for the end of the body: what a connection needs that is to take the next request too."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -51,6 +54,7 @@ class ServerLink:
         self._timeout_s, self._now_s = timeout_s, now_s
         self._key = None if key_variable is None else _key(key_variable)
         self._connection: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
         self._has_answered = False
         """On this connection: one that has not may be ended for what was asked."""
         self._arrived_s = 0.0
@@ -98,8 +102,7 @@ class ServerLink:
                     continue
                 content = rest.strip()
                 if content == DONE.encode():
-                    finished = True
-                    self._read(response)
+                    finished = self._ends(response)
                     return
                 told = self._parsed(content)
                 if field == b"error" or is_error(told):
@@ -167,6 +170,8 @@ class ServerLink:
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
         self._connection.request(method, path, body, headers)
+        # Of an answer that ends with its connection, the connection has none any more.
+        self._socket = self._connection.sock
         return self._connection.getresponse()
 
     def _made(self) -> http.client.HTTPConnection:
@@ -199,9 +204,12 @@ class ServerLink:
             f"HTTP {response.status} {self._told(response.reason)}{moved}" + (f": {said}" if said else "") + elsewhere
         )
 
-    def _read(self, response: http.client.HTTPResponse, most_bytes: int = MOST_ANSWER_BYTES) -> bytes:
-        """The rest of an answer. One that comes byte by byte has to end in time too."""
-        content, deadline_s = bytearray(), time.monotonic() + self._timeout_s
+    def _read(
+        self, response: http.client.HTTPResponse, most_bytes: int = MOST_ANSWER_BYTES, wait_s: float | None = None
+    ) -> bytes:
+        """The rest of an answer. One that comes byte by byte has to end in time too: in wait_s, or the link's own."""
+        wait_s = self._timeout_s if wait_s is None else wait_s
+        content, deadline_s = bytearray(), time.monotonic() + wait_s
         why = None
         try:
             while part := response.read1(READ_BYTES):
@@ -209,7 +217,7 @@ class ServerLink:
                 if len(content) > most_bytes:
                     why = f"an answer of more than {most_bytes} bytes"
                 elif time.monotonic() > deadline_s:
-                    why = f"the answer has not ended in {self._timeout_s:g} s; raise timeout_s"
+                    why = f"the answer has not ended in {wait_s:g} s; raise timeout_s"
                 if why is not None:
                     break
         except (OSError, http.client.HTTPException) as error:
@@ -222,6 +230,20 @@ class ServerLink:
         # Else the connection takes it for unread, and no further request.
         response.close()
         return bytes(content)
+
+    def _ends(self, response: http.client.HTTPResponse) -> bool:
+        """Of an answer that is said to be done, and is whole: whether its body ends too. One that stays open (a proxy,
+        a server that ends it late) is not waited for."""
+        assert self._socket is not None
+        self._socket.settimeout(END_WAIT_S)
+        try:
+            self._read(response, wait_s=END_WAIT_S)
+        except EngineError:
+            response.close()
+            return False
+        if self._connection is not None and self._connection.sock is not None:
+            self._connection.sock.settimeout(self._timeout_s)
+        return True
 
     def _line(self, response: http.client.HTTPResponse) -> bytes:
         """The next one with its end; empty at the end of the stream."""
