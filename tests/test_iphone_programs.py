@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Timer
 
 import pytest
 
@@ -17,7 +18,7 @@ from engines.errors import EngineError
 from engines.external.programs.engine import ProgramEngine
 from engines.external.programs.iphone_target import IphoneTarget, MnnApp
 from tests.eventually import eventually
-from tests.fakes.ios_phone import UDID, FakeIphone
+from tests.fakes.ios_phone import UDID, FakeIphone, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 from tests.fakes.machine import SpokenIds
 from tests.test_phone_programs import REQUEST
@@ -67,6 +68,19 @@ def test_an_app_that_says_an_error_fails_with_its_words(engine: ProgramEngine, f
     fake.console = lambda arguments: [(0.0, DONE)]
     with pytest.raises(EngineError, match="was done and told no run"):
         engine.run(REQUEST, unheard)
+
+
+def test_a_cable_that_is_pulled_while_an_app_runs_is_told_as_a_link_that_broke(
+    engine: ProgramEngine, fake: FakeIphone, served: ServedIphone
+) -> None:
+    """It was told as a fault of the library: "Queue is shut down"."""
+    fake.console = lambda arguments: [(0.0, LOADED)]
+    pulled = Timer(0.3, served.pull_cable)
+    pulled.start()
+    with pytest.raises(TransientDeviceError, match=rf"{UDID}: running {APP}: the link broke \(") as caught:
+        engine.run(REQUEST, unheard)
+    pulled.join()
+    assert caught.value.is_lost
 
 
 def test_an_app_that_dies_or_hangs_is_worth_a_retry(

@@ -34,6 +34,7 @@ def ios_errors(subject: str) -> Iterator[None]:
     What the library did not expect may have broken its link: trying again on a new one may help.
     """
     from pymobiledevice3 import exceptions as ios
+    from pymobiledevice3.dtx import QueueShutDown
     from pymobiledevice3.dtx.exceptions import DTXNSCodingError, DTXNsError, DTXProtocolError
 
     untrusted = (ios.NotTrustedError, ios.NotPairedError, ios.InvalidHostIDError, ios.FatalPairingError)
@@ -56,6 +57,8 @@ def ios_errors(subject: str) -> Iterator[None]:
             ) from error
         except (*lost, TimeoutError, EOFError, OSError) as error:
             raise TransientDeviceError(f"{subject}: the link broke ({_said(error)})") from error
+        except QueueShutDown as error:
+            raise TransientDeviceError(f"{subject}: the link broke (its instruments say nothing more)") from error
         except NotImplementedError as error:
             # The library's words where lockdown ended its connection, which it cannot open again through a tunnel.
             raise TransientDeviceError(f"{subject}: the phone dropped its lockdown connection") from error
