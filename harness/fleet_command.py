@@ -69,7 +69,7 @@ def start(
     wait_s: WaitS = HOUR_S,
     most_losses: Annotated[
         int,
-        typer.Option("--most-losses", min=1, help="So many workers lost in the middle of a trial, and it has failed."),
+        typer.Option("--most-losses", min=1, help="A trial fails once it has lost so many workers or devices."),
     ] = 3,
     as_json: AsJson = False,
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from devices.base import DeviceError, GoneError, MeterUnavailableError, TransientDeviceError, UnendedProgramError
 from engines.errors import NoServerError
 from harness import attempts
 from harness.fleet import worker_side
@@ -212,3 +213,27 @@ def test_a_trial_that_a_lost_server_took_is_not_given_again(first: Process, monk
     again = first.asked(0, 2).trial
     assert again is not None
     assert again.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (TransientDeviceError("the link broke"), True),
+        (GoneError("it is unauthorised"), True),
+        (UnendedProgramError("the program has not ended after 1800 s"), False),
+        (MeterUnavailableError("it has no such meter"), False),
+    ],
+    ids=["link", "gone", "program", "meter"],
+)
+def test_a_trial_that_fails_on_a_device_that_is_there_is_not_given_out_again(
+    first: Process, monkeypatch: pytest.MonkeyPatch, error: DeviceError, is_lost: bool
+) -> None:
+    """A program that hung was started by three workers in turn, each of which was then told as lost."""
+
+    def fails(*of: object) -> object:
+        raise error
+
+    monkeypatch.setattr(attempts, "run_trial", fails)
+    found = first.asked(0, 1)
+    assert found.trial is not None
+    assert (found.trial.status, found.trial.is_lost, found.device_lost) == ("failed", is_lost, is_lost)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 LEASE_S = 60.0
 """Without a word from its worker. Workers say something every few seconds."""
 MOST_LOSSES = 3
-"""Workers that a trial may lose before it counts as failed: it may be what kills them."""
+"""Workers or devices that a trial may lose before it counts as failed: it may be what kills them."""
 
 Item = tuple[str, int]
 """(cell_id, repeat)."""
@@ -89,7 +89,7 @@ class TrialQueue:
         self._lease_s = lease_s
         self._most_losses = most_losses
         self._losses: dict[Item, list[str]] = {}
-        """Why workers were lost, by trial; forgotten once it is finished."""
+        """Why workers or devices were lost, by trial; forgotten once it is finished."""
         self._leases: dict[str, Lease] = {}
         self._until_s: dict[str, float] = {}
         self._by_end: list[tuple[float, str]] = []
@@ -180,7 +180,7 @@ class TrialQueue:
         return True
 
     def losses(self, lease: Lease) -> tuple[str, ...]:
-        """Why workers were lost with a trial."""
+        """Why workers or devices were lost with a trial."""
         return tuple(self._losses.get((lease.cell_id, lease.repeat), ()))
 
     def silent(self, now_s: float) -> list[Lease]:

@@ -30,7 +30,7 @@ class DeviceState(Record):
     """What its worker said last; why it is refused."""
     n_done: int = 0
     n_lost: int = 0
-    """Workers that were lost in the middle of a trial."""
+    """How often it or its worker was lost in the middle of a trial."""
 
 
 class FleetState(Record):

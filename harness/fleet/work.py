@@ -41,7 +41,7 @@ class Work(Protocol):
     def description_asked(self, device: str) -> bytes: ...
     def task(self, lease: Lease, process_id: str, wants_samples: bool) -> bytes: ...
     def failed(self, lease: Lease, losses: tuple[str, ...]) -> Trial:
-        """The trial of a lease whose workers were lost too often."""
+        """The trial of a lease in which a worker or its device was lost too often."""
         ...
 
 
@@ -118,9 +118,8 @@ class PlanWork:
 
     def failed(self, lease: Lease, losses: tuple[str, ...]) -> Trial:
         told = "; ".join(dict.fromkeys(losses))
-        failure = Failure(
-            kind="stable", error=f"{len(losses)} workers were lost with this trial ({told})", by_device=True
-        )
+        given_up = f"given up, since its worker or its device was lost {len(losses)} times in it ({told})"
+        failure = Failure(kind="stable", error=given_up, by_device=True)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         return failed_trial(self._cells[lease.cell_id], lease.repeat, len(losses), now, failure)
 

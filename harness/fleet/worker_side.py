@@ -207,13 +207,13 @@ class OwnRun:
         trial = trial.model_copy(update={"attempts": trial.attempts + task.attempt - 1})
         asked = (cell_plan.cell.workload, cell_plan.cell.model)
         samples = self._attempts.samples.get(asked) if task.wants_samples else None
-        by_device = trial.failure is not None and trial.failure.by_device
+        is_lost = trial.is_lost and trial.failure is not None and trial.failure.by_device
         answer = Answer(
             lease_id=task.lease_id,
             process_id=PROCESS_ID,
             trial=trial,
             # One that was waited for in vain is there: on its charger, or warm.
-            device_lost=by_device and self.device not in self._attempts.given_up,
+            device_lost=is_lost and self.device not in self._attempts.given_up,
             heat=trial.heat,
             samples=() if samples is None else (AskedSamples(workload=asked[0], model=asked[1], samples=samples),),
         )
