@@ -37,6 +37,7 @@ def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> 
         store = Store.open(directory, migrates=False) if resume else None
         if store is not None:
             undo.callback(store.close)
+            check_is_begun_so(store.info(), "run", directory)
             if store.info().plan_hash != plan.plan_hash:
                 # Before devices are opened and kernels compiled, which takes up to a minute.
                 check_same_plan(store.info(), plan, _inputs_now(plan, run_parts), directory)
@@ -104,6 +105,16 @@ def check_folder(directory: Path, resume: bool) -> None:
     if not resume:
         check_can_be_made(directory)
         check_free_space(directory)
+
+
+def check_is_begun_so(then: RunInfo, command: str, directory: Path) -> None:
+    """That a run goes on as it was begun: one of a fleet has the settings of each worker. Raises `StoreError`."""
+    its_own = "fleet start" if then.is_of_fleet else "run"
+    if then.inputs and its_own != command:
+        raise StoreError(
+            f"{directory} was begun by `joulebench {its_own}`; go on with `joulebench {its_own} PLAN --out {directory}"
+            " --resume`, or name another folder with --out"
+        )
 
 
 def _environments(plan: Plan, run_parts: RunParts) -> dict[str, Environment]:

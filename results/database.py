@@ -114,15 +114,16 @@ def keep_unfinished(db: sqlite3.Connection, n_trials: int | None) -> None:
         db.execute("INSERT INTO meta VALUES (?, ?)", (UNFINISHED, str(n_trials)))
 
 
-def told_unfinished(db: sqlite3.Connection, n_there: int) -> tuple[str, ...]:
+def told_unfinished(db: sqlite3.Connection, n_there: int, is_of_fleet: bool) -> tuple[str, ...]:
     """What a reader must know of a run that goes on, or was broken off."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (UNFINISHED,)).fetchone()
     if row is None:
         return ()
     most = int(row[0])  # nobody knows it of rounds that go on until heat or time ends them
     there = f"{n_there} of at most {most} trials are there" if most > n_there else f"{n_there} trials are there so far"
+    command = "fleet start" if is_of_fleet else "run"
     return (
-        f"the run has not come to its end: {there}. It goes on, or was broken off; `joulebench run` with --resume"
+        f"the run has not come to its end: {there}. It goes on, or was broken off; `joulebench {command}` with --resume"
         " measures the rest.",
     )
 

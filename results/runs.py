@@ -21,6 +21,8 @@ OWN_CODE = "joulebench's own code"
 OF_MODEL = " of model "
 OF_PROFILE = " of profile "
 """Behind the name of a file: before the model, or the profile's folder, in the name of the input."""
+OF_WORKER = ", worker of "
+"""In the name of a setting that one worker of a fleet has: before its device."""
 SHA256 = "sha256:"
 """Before the digest, in an input's value."""
 SHOWN_DIGITS = 12
@@ -70,6 +72,11 @@ class RunInfo(Record):
     """By modelled device whose sheet is no part of joulebench."""
     only_for: dict[str, str] = Field(default_factory=dict)
     """By modelled device: the one thing that its sheet is good for, where it does not stand for its machine."""
+
+    @property
+    def is_of_fleet(self) -> bool:
+        """Whether workers of a fleet measured it: the settings of each stand in it."""
+        return any(OF_WORKER in one.name for one in self.inputs)
 
 
 @dataclass(frozen=True)

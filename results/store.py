@@ -364,13 +364,14 @@ class Store:
         if strays:
             raise StoreError(damaged(self.directory / DATABASE, f"trials of a cell that is not there: {min(strays)}"))
         replaced = self.replaced()
+        info = self.info()
         # Looked at once: tables and page ask for each trial several times.
         kept = self.trace_digests()
         with damage_told(self.directory / DATABASE):
-            unfinished = told_unfinished(self._connection, sum(not t.is_lost for t in trials))
+            unfinished = told_unfinished(self._connection, sum(not t.is_lost for t in trials), info.is_of_fleet)
             gone = told_gone(gone_trials(self._connection))
         return RunData(
-            info=self.info(),
+            info=info,
             cells=cells,
             trials=trials,
             load_traces=lambda trial_id: self._read_traces(trial_id, WINDOW, kept),

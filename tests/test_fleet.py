@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from harness.fleet.messages import Answer, Description, MessageError, PlanSent, Task, packed, sealed, unpacked
 from harness.fleet.state import read_state
 from harness.fleet.worker_side import OwnRun, RefusedError
+from results.runs import Input
 from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench, names_of_modules
 from tests.eventually import PATIENCE_S, eventually
 from tests.free_ports import free_port
 from tests.plans import DROPLESS, FAST, HOST, M2_ULTRA, Raw, raw_plan, two_device_plan, write_plan
-from tests.run_builders import power_trace, trial
+from tests.run_builders import cell, power_trace, run_info, trial
 
 pytestmark = pytest.mark.waits
 
@@ -94,8 +95,33 @@ def test_a_fleet_gives_the_trials_of_a_run_and_goes_on_with_it(tmp_path: Path) -
     again = joulebench("fleet", "start", str(plan), "--out", str(run), "--listen", address, "--resume")
     assert again.code == 0, again.stderr
     assert f"resuming: {len(asked)} of {len(asked)} trials are there" in again.stdout
+    alone = joulebench("run", str(plan), "--out", str(run), "--resume")
+    assert alone.code == 2
+    assert f"go on with `joulebench fleet start PLAN --out {run} --resume`" in alone.stderr
     with Store.view(run) as store:
         assert len(store.trials()) == len(asked)
+
+
+def test_a_run_that_no_fleet_began_is_not_gone_on_with_by_one(tmp_path: Path) -> None:
+    """Each worker was refused for inputs that are not those of the run, and the coordinator waited for them."""
+    plan = write_plan(tmp_path / "plan.toml", small_plan())
+    info = run_info(inputs=(Input(name="nice value", value="0"),))
+    with Store.create(tmp_path / "run", info, [cell("c1")]) as store:
+        store.note_unfinished(2)
+        assert store.data().remarks[0].endswith("`joulebench run` with --resume measures the rest.")
+    ended = joulebench(
+        "fleet", "start", str(plan), "--out", str(tmp_path / "run"), "--listen", free_address(), "--resume"
+    )
+    assert ended.code == 2
+    assert f"go on with `joulebench run PLAN --out {tmp_path / 'run'} --resume`" in ended.stderr
+
+
+def test_a_fleets_run_that_was_broken_off_is_told_how_it_goes_on(tmp_path: Path) -> None:
+    """It was told to go on with `joulebench run`, which refused it."""
+    info = run_info(inputs=(Input(name="nice value, worker of adb:X", value="0"),))
+    with Store.create(tmp_path / "run", info, [cell("c1")]) as store:
+        store.note_unfinished(2)
+        assert store.data().remarks[0].endswith("`joulebench fleet start` with --resume measures the rest.")
 
 
 def test_a_device_that_does_not_come_is_named(tmp_path: Path) -> None:

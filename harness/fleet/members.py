@@ -10,12 +10,11 @@ from harness.fleet.messages import Description
 from harness.fleet.state import DeviceIs
 from harness.inputs import changes, told_changes
 from harness.opening import check_same_machine
-from results.runs import SHA256, Input, RunInfo
+from results.runs import OF_WORKER, SHA256, Input, RunInfo
 from results.store import StoreError
 
 AGAIN_S = 10.0
 """After which a worker that was refused is asked again: a phone may be plugged in meanwhile."""
-OF_WORKER = ", worker of "
 
 
 @dataclass

@@ -16,7 +16,7 @@ from harness.fleet.road import DaskRoad, FleetError
 from harness.fleet.state import WRITE_EVERY_S, FleetState, write_state
 from harness.fleet.view import FleetView
 from harness.fleet.work import PlanWork
-from harness.opening import check_folder, check_same_plan, new_info
+from harness.opening import check_folder, check_is_begun_so, check_same_plan, new_info
 from harness.plan import Plan
 from harness.runner import standing
 from harness.tuning.tuned_plans import why_another_phone
@@ -52,6 +52,7 @@ class FleetRun:
             self._work(None, wait_s)
             return
         with Store.open(self._directory, migrates=False) as store:
+            check_is_begun_so(store.info(), "fleet start", self._directory)
             check_same_plan(store.info(), self._plan, (), self._directory)
             store.migrate()
             self._work(store, wait_s)
