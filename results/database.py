@@ -26,6 +26,8 @@ NO_ROOM: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 OWNER_ONLY: Final = 0o600
 UNFINISHED: Final = "unfinished"
 """In `meta`, while more trials are to come. Runs from before it was kept say nothing."""
+SITTING: Final = "sitting"
+"""In `meta`: the highest of the run, where devices of a fleet have some of their own."""
 
 _SCHEMA_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -112,6 +114,16 @@ def keep_unfinished(db: sqlite3.Connection, n_trials: int | None) -> None:
     db.execute("DELETE FROM meta WHERE key = ?", (UNFINISHED,))
     if n_trials is not None:
         db.execute("INSERT INTO meta VALUES (?, ?)", (UNFINISHED, str(n_trials)))
+
+
+def keep_sitting(db: sqlite3.Connection, sitting: int) -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (SITTING, str(sitting)))
+
+
+def kept_sitting(db: sqlite3.Connection) -> int:
+    """-1 where none was kept."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (SITTING,)).fetchone()
+    return -1 if row is None else int(row[0])
 
 
 def told_unfinished(db: sqlite3.Connection, n_there: int, is_of_fleet: bool) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
 """Sittings of a run: what lies between two of them, and which trials were measured again in a later one.
 
-A run that is gone on with (`--resume`) has another sitting. Repeat i of two arms is a pair because they followed each
-other; measured in two sittings they did not, and what changed meanwhile (heat, charge, other programs) is in their
-difference. One such pair among others scatters by what it is off, so that the interval of all holds the truth. Of
-several that are off by the same it does not: then those of one sitting alone are pairs.
+A run that is gone on with (`--resume`) has another sitting, and so has a device of a fleet that was away for long.
+Repeat i of two arms is a pair because they followed each other; measured in two sittings they did not, and what changed
+meanwhile (heat, charge, other programs) is in their difference. One such pair among others scatters by what it is off,
+so that the interval of all holds the truth. Of several that are off by the same it does not: then those of one sitting
+alone are pairs.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,9 @@ from results.database import (
     damage_told,
     damaged,
     holds_run,
+    keep_sitting,
     keep_unfinished,
+    kept_sitting,
     migrate,
     opened_for_reading,
     opened_for_writing,
@@ -273,9 +275,16 @@ class Store:
     def note_unfinished(self, n_trials: int | None) -> None:
         """Readers are told that more is to come, until None says that all is there. n_trials: at most, with those that
         are there. Raises `StoreError`."""
+        self._note(lambda db: keep_unfinished(db, n_trials))
+
+    def note_sitting(self, sitting: int) -> None:
+        """That it begins, for some of the devices. Raises `StoreError`."""
+        self._note(lambda db: keep_sitting(db, sitting))
+
+    def _note(self, keep: Callable[[sqlite3.Connection], None]) -> None:
         try:
             with transaction(self._connection) as db:
-                keep_unfinished(db, n_trials)
+                keep(db)
             self._checkpoint()
         except sqlite3.Error as error:
             raise UnwrittenError(
@@ -315,7 +324,9 @@ class Store:
         """Of the trials that a process measures which goes on from here: 0 where none are there."""
         with self._read("trial", "finished_order DESC LIMIT 1") as found:
             last = next(found, None)
-            return 0 if last is None else 1 + Trial.model_validate_json(last["record"]).sitting
+            if last is None:
+                return 0
+            return 1 + max(Trial.model_validate_json(last["record"]).sitting, kept_sitting(self._connection))
 
     def info(self) -> RunInfo:
         with self._read("run", "run_id") as found:

@@ -52,8 +52,8 @@ class Trial(Record):
     repeat: int
     attempts: int = 1
     sitting: int = 0
-    """How often the run had been gone on with (`--resume`) when it was measured: the device may have changed between
-    two sittings."""
+    """Of the run: another one begins each time that it is gone on with (`--resume`), or that a device of a fleet comes
+    back after it was away for long. The device may have changed between two sittings."""
     status: Literal["ok", "failed"]
     started_at: str
     """UTC wall clock, ISO 8601; for people, never for arithmetic."""

@@ -164,3 +164,46 @@ def test_a_fleet_that_goes_on_measures_again_what_a_lost_device_took(tmp_path: P
         assert (kept, store.replaced()) == (before[1], before[:1])
         assert {(t.status, t.sitting) for t in new} == {("ok", 1)}
         assert first in {t.cell_id for t in new}
+
+
+class AwayFor(SleepingDevices):
+    """The first device's second trial loses its worker; nobody offers the device again for `away_s`."""
+
+    def __init__(self, away_s: float) -> None:
+        super().__init__(seed=1)
+        self._there = dict.fromkeys(OURS[:2], 1)
+        self._away_s, self._back_s, self._n_sent = away_s, 0.0, 0
+
+    def devices(self) -> dict[str, int]:
+        return {device: n for device, n in self._there.items() if device != OURS[0] or self.now_s >= self._back_s}
+
+    def send(self, key: str, device: str, content: bytes) -> None:
+        self._n_sent += device == OURS[0] and not key.startswith("describe")
+        if device == OURS[0] and self._n_sent == 2:
+            self._n_sent += 1
+            self._back_s = self.now_s + self._away_s
+            self._at(self.now_s, Lost(key, "its worker was lost", True))
+            return
+        super().send(key, device, content)
+
+
+@pytest.mark.parametrize(("away_s", "expected"), [(60.0, [0, 0, 0]), (7200.0, [0, 1, 1])], ids=["minute", "hours"])
+def test_a_device_that_was_away_for_long_comes_back_in_another_sitting(
+    tmp_path: Path, away_s: float, expected: list[int]
+) -> None:
+    """Arms of one round that were measured hours apart counted as neighbours, without a word."""
+    first, second = OURS[:2]
+    info = run_info("away", environments=dict.fromkeys(OURS, ENVIRONMENT))
+    n = 2 * len(DEVICES) + 2
+    devices, work = AwayFor(away_s), SimulatedWork(n)
+    orders = {device: list(items) for device, items in work.orders().items() if device in (first, second)}
+    with Store.create(tmp_path / "run", info, cells(n)) as store:
+        coordinator = Coordinator(work, Members(OURS[:2], tmp_path, info), devices, lambda line: None, devices.clock_s)
+        coordinator.begin(store, TrialQueue(orders, Finished()))
+        while not coordinator.is_done and devices.now_s < 20_000:
+            coordinator.step()
+        sittings = {t.cell_id: t.sitting for t in store.trials()}
+        assert [sittings[cell_id] for cell_id, _ in orders[first]] == expected
+        assert [sittings[cell_id] for cell_id, _ in orders[second]] == [0, 0, 0]
+        # The last trial need not be of the highest one.
+        assert store.next_sitting() == max(expected) + 1

@@ -21,6 +21,9 @@ from results.store import Store
 from results.trials import Trial
 
 WAIT_S = 0.5
+AWAY_S = 600.0
+"""A device that comes back later than this is in another sitting: as long as a trial waits for its phone within one,
+where a plan says nothing (`gate_wait_s`)."""
 Finished = tuple[Lease, Answer, dict[str, Sequence[PowerTrace]]]
 
 
@@ -48,7 +51,11 @@ class Coordinator:
         self._queue: TrialQueue | None = None
         self._store: Store | None = None
         self._known_samples: set[tuple[str, str]] = set()
-        self._sitting = 0
+        self._sittings: dict[str, int] = {}
+        """By device, and `_last_sitting` of them all."""
+        self._last_sitting = 0
+        self._worked_s: dict[str, float] = {}
+        """When each device's last trial ended, or was lost."""
         self._free: set[str] = set()
         """Devices that may have a trial, and have none."""
         self._since_s: dict[str, float] = {}
@@ -77,7 +84,8 @@ class Coordinator:
     def begin(self, store: Store, queue: TrialQueue) -> None:
         self._store, self._queue = store, queue
         self._known_samples = set(store.samples())
-        self._sitting = store.next_sitting()
+        self._last_sitting = store.next_sitting()
+        self._sittings = {member.device: self._last_sitting for member in self._members.all()}
         self.n_done = len(queue.finished)
         self._free = {m.device for m in self._members.all() if m.description is not None}
 
@@ -128,9 +136,18 @@ class Coordinator:
             if lease is None or description is None:
                 continue
             self._members[device].words = None
-            self._since_s[device] = self._now_s()
+            self._since_s[device] = now_s = self._now_s()
+            if now_s - self._worked_s.get(device, now_s) > AWAY_S:
+                self._begin_sitting(device)
             wants_samples = self._work.asks(lease.cell_id) not in self._known_samples
             self._road.send(lease.lease_id, device, self._work.task(lease, description.process_id, wants_samples))
+
+    def _begin_sitting(self, device: str) -> None:
+        """It was away, and may be cooler or emptier than the trials before found it."""
+        assert self._store is not None
+        self._last_sitting += 1
+        self._store.note_sitting(self._last_sitting)
+        self._sittings[device] = self._last_sitting
 
     def _took(self, event: Event, came: list[Finished]) -> None:
         match event:
@@ -209,7 +226,7 @@ class Coordinator:
             self._lose(key, why, True)
         else:
             # A file is named after it: no name comes from outside.
-            given = {"trial_id": uuid.uuid4().hex, "heat": answer.heat, "sitting": self._sitting}
+            given = {"trial_id": uuid.uuid4().hex, "heat": answer.heat, "sitting": self._sittings[lease.device]}
             own = trial.model_copy(update=given)
             came.append((lease, answer.model_copy(update={"trial": own}), dict(traces)))
 
@@ -235,6 +252,7 @@ class Coordinator:
         self._queue.finish(lease.lease_id)
         self._members[lease.device].words = None
         self._free.add(lease.device)
+        self._worked_s[lease.device] = self._now_s()
         self.n_done += 1
         self.n_failed += trial.has_failed
         self.n_done_of[lease.device] = self.n_done_of.get(lease.device, 0) + 1
@@ -253,8 +271,10 @@ class Coordinator:
         if self._queue.lose(lease_id, reason, is_its_own):
             self._say(f"{self._work.label(lease.cell_id)} · trial {lease.repeat + 1} · waits again: {reason}")
             self._free.add(lease.device)
+            self._worked_s[lease.device] = self._now_s()
             return
-        trial = self._work.failed(lease, self._queue.losses(lease)).model_copy(update={"sitting": self._sitting})
+        given = {"sitting": self._sittings[lease.device]}
+        trial = self._work.failed(lease, self._queue.losses(lease)).model_copy(update=given)
         self._store.add_trial(trial, {})
         self._finished(lease, trial)
 
