@@ -108,6 +108,27 @@ def test_edges_that_may_be_late_add_the_step_of_power_across_them() -> None:
         assert bar == pytest.approx(math.sqrt(plain**2 + (early_j**2 + late_j**2) / 6), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("shares", "of_one"), [((1.0,), 1.0), ((0.5, 0.5), 1.0), ((1.5, -0.5), 1.0), ((1.0, -1.0), 0.0)]
+)
+def test_edges_of_parts_of_a_total_come_late_together(shares: tuple[float, ...], of_one: float) -> None:
+    """Each part rises by its share of 8 W where the window begins; one that falls as much as another rises leaves the
+    total as it is. A window that comes 0.1 s early has that of the lower power for that of the higher: 0.8 J less. One
+    that comes late has the higher one all the time: 0.8^2 / 6."""
+    at_s = np.arange(0.0025, 4.0, 0.005)
+    parts = [
+        PowerTrace("fake", f"p{i}", "power", "integrated power", at_s, 20.0 + 8.0 * share * (at_s > 1.5), 0.005,
+                   relative_accuracy=0.0)
+        for i, share in enumerate(shares)
+    ]  # fmt: skip
+    window, moved = (1.5, 3.0), [[(1.5 + by_s, 3.0 + by_s)] for by_s in (-0.1, 0.1)]
+    meter = MeterEnergy(parts, "fake")
+    plain, late = (meter.between([window], "decode", moved=m).uncertainty_j for m in ([], moved))
+    assert plain is not None
+    assert late is not None
+    assert late**2 - plain**2 == pytest.approx((0.1 * 8.0 * of_one) ** 2 / 6, rel=0.02, abs=1e-6)
+
+
 def test_edges_that_are_known_move_nothing_and_those_of_the_question_stay() -> None:
     unknown = completion(Edge(DONE_S, 0.0)).model_copy(update={"edges_uncertainty_s": None})
     assert moved_edges([completion(Edge(DONE_S, 0.0)), unknown]) == []
