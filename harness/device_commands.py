@@ -25,7 +25,7 @@ from harness.terminal import (
     quiet_libraries,
     rounded,
 )
-from results.printable import printable
+from results.printable import printable, with_colon
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -249,7 +249,7 @@ def _waits_on(status: Status, console: Console) -> WaitListener:
     from harness.progress import WaitLines
 
     def count_down(device: str, reason: str, left_s: float) -> None:
-        status.update(Text(printable(f"{device}: {reason}; waiting, {left_s:.0f} s left")))
+        status.update(Text(printable(f"{with_colon(device)} {reason}; waiting, {left_s:.0f} s left")))
 
     if console.is_terminal:
         return count_down

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.terminal import AsJson, print_rows
-from results.printable import printable
+from results.printable import printable, with_colon
 
 if TYPE_CHECKING:
     from harness.external.base import ExternalSpec
@@ -106,9 +106,9 @@ def _told_phone(device: str, kind: str) -> bool:
     try:
         phone = ready_for_apps(device) if kind == "ios" else find_phone(device).serial
     except DeviceError as error:
-        typer.echo(printable(f"{device}: not there or not ready: {error}"), err=True)
+        typer.echo(printable(f"{with_colon(device)} not there or not ready: {error}"), err=True)
         return False
-    typer.echo(printable(f"{device}: there and ready ({phone})"), err=True)
+    typer.echo(printable(f"{with_colon(device)} there and ready ({phone})"), err=True)
     return True
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from results.cells import mark_words
+from results.printable import with_colon
 from results.trials import Trial
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class WaitLines:
         now_s = time.monotonic()
         if device != self._device or now_s - self._told_s >= WAIT_LINE_EVERY_S:
             self._device, self._told_s = device, now_s
-            self._say(f"{device}: {reason}; waiting, at most {left_s:.0f} s")
+            self._say(f"{with_colon(device)} {reason}; waiting, at most {left_s:.0f} s")
 
     def ended(self) -> None:
         """The next wait begins anew."""

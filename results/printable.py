@@ -21,6 +21,11 @@ def printable(text: str, longest: int = LONGEST) -> str:
     return _shortened(_escaped(text[:longest]), _escaped(text[-longest:]), longest, len(text))
 
 
+def with_colon(device: str) -> str:
+    """In front of what is said of a device. `adb:` and `ios:`, the only phone in reach, end with a colon already."""
+    return device if device.endswith(":") else f"{device}:"
+
+
 def n_digits(number: int) -> int:
     """Of one that may be too long to be printed: Python refuses it from some thousands of digits on."""
     about = round(math.log10(abs(number)))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from results.cells import trials_of
 from results.environments import BUILD_DIGITS, TORCH_ALONE, Build, Road
 from results.graph_placement import placement_words
+from results.printable import with_colon
 from results.records import Cell, Phase
 from results.runs import RunData
 from results.trials import Trial
@@ -149,7 +150,7 @@ def arithmetic_notes(run: RunData) -> list[str]:
             words = [own + (f"; {widths} arithmetic" if widths else "")]
         if words:
             devices.setdefault(" / ".join(words), []).append(device)
-    return [f"{', '.join(names)}: computed by {words}." for words, names in devices.items()]
+    return [f"{with_colon(', '.join(names))} computed by {words}." for words, names in devices.items()]
 
 
 def road_notes(run: RunData) -> list[str]:

@@ -202,7 +202,7 @@ def test_the_doctor_of_engines_says_whether_an_app_could_be_started(
     monkeypatch.setattr("devices.ios.survey.TUNNELD", tunneld.address)
     done = CliRunner().invoke(app, ["engines", "doctor", "--device", "ios:"])
     assert done.exit_code == 0
-    assert done.stderr == f"ios:: there and ready ({UDID}, iPhone17,1, iPhone OS 18.5 (22F76))\n"
+    assert done.stderr == f"ios: there and ready ({UDID}, iPhone17,1, iPhone OS 18.5 (22F76))\n"
     fake.developer_mode = False
     why = "no app can be started on it: .*Developer Mode is off; turn it on in Settings"
     with pytest.raises(DeviceError, match=why):

@@ -83,6 +83,27 @@ def test_a_cable_that_is_pulled_while_an_app_runs_is_told_as_a_link_that_broke(
     assert caught.value.is_lost
 
 
+def test_an_app_that_loses_its_link_to_another_question_says_what_that_one_was_told(
+    engine: ProgramEngine, fake: FakeIphone
+) -> None:
+    """Of a phone that was locked meanwhile: that the link broke was all that was told."""
+    fake.console = lambda arguments: [(0.0, LOADED)]
+    phone = engine._target._device.phone  # type: ignore[attr-defined]
+
+    def look_at_the_battery() -> None:
+        fake.faults.add("locked")
+        with pytest.raises(TransientDeviceError, match="the phone is locked"):
+            phone.battery()
+
+    looking = Timer(0.3, look_at_the_battery)
+    looking.start()
+    with pytest.raises(
+        TransientDeviceError, match=rf"running {APP}: its link was given up: battery.*the phone is locked; unlock it"
+    ):
+        engine.run(REQUEST, unheard)
+    looking.join()
+
+
 def test_an_app_that_dies_or_hangs_is_worth_a_retry(
     engine: ProgramEngine, fake: FakeIphone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

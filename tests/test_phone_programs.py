@@ -201,6 +201,7 @@ def test_a_run_that_is_cut_off_is_worth_a_retry_and_leaves_nothing_running(
         Timer(0.6, fake.pull_cable if what == "unplugged" else server.stop).start()
     with pytest.raises(TransientDeviceError, match="llama-bench") as caught:
         engine.run(REQUEST, unheard)
+    assert str(caught.value).count(fake.serial) == 1, "it is named once"
     assert caught.value.is_lost == (what != "too slow"), "a program that hangs does so again another day"
     assert eventually(lambda: set(running(f"sleep\x00{HUNG}")) <= before)
     if what == "server killed":

@@ -87,6 +87,13 @@ def test_a_long_wait_shows_a_sign_of_life_now_and_then(monkeypatch: pytest.Monke
     assert lines == [f"adb:R58M: a charger is on; waiting, at most {left_s} s" for left_s in range(600, 0, -60)]
 
 
+@pytest.mark.parametrize("device", ["ios:", "adb:"])
+def test_the_only_phone_in_reach_is_told_with_one_colon(device: str) -> None:
+    lines: list[str] = []
+    WaitLines(lines.append).waiting(device, "a charger is on", 5.0)
+    assert lines == [f"{device} a charger is on; waiting, at most 5 s"]
+
+
 def test_a_terminal_counts_down_also_before_the_run_begins() -> None:
     text = io.StringIO()
     with LiveProgress(Console(file=text, force_terminal=True, width=120)) as progress:

@@ -32,6 +32,7 @@ from devices.gates import CountdownListener, Gates
 from results.core_lists import core_words
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
+from results.printable import with_colon
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
         try:
             self._topology = read_topology(self.phone)
         except ValueError as error:
-            raise DeviceError(f"{self.name}: {error}; is this an Android phone?") from error
+            raise DeviceError(f"{with_colon(self.name)} {error}; is this an Android phone?") from error
         for cap in self._topology.caps:
             log.warning("%s: %s", self.name, cap)
         self.wait_until_ready()
@@ -122,7 +123,7 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
         """The phone; Python and packages are those of the host, which runs the harness."""
         facts, topology = self.facts, self.topology
         if facts.memory_bytes is None:
-            raise DeviceError(f"{self.name}: /proc/meminfo shows no MemTotal; is this an Android phone?")
+            raise DeviceError(f"{with_colon(self.name)} /proc/meminfo shows no MemTotal; is this an Android phone?")
         soc = facts.soc or topology.hardware or "SoC unknown"
         n_cores = topology.n_cores + len(topology.offline)
         build = facts.build and f"build {facts.build}"

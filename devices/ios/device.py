@@ -20,6 +20,7 @@ from devices.ios.state import BatteryState, PhoneFacts, told_state
 from devices.ios.tunneld import TUNNELD, TunneldAddress
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
+from results.printable import with_colon
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class IosDevice(GatedPhone[PhoneFacts]):
     ) -> None:
         """app: whose energy the gauge follows. state_folder: where its lock is; None: it is not locked."""
         if "energy gauge" in meter_names and app is None:
-            raise DeviceError(f"{name}: the energy gauge follows one app; name it by its bundle identifier")
+            raise DeviceError(f"{with_colon(name)} the energy gauge follows one app; name it by its bundle identifier")
         super().__init__(name, interval_s, clock, gates, on_wait)
         self.phone = Phone(name, tunneld)
         if "battery" in meter_names:

@@ -94,6 +94,8 @@ class Link:
     def __init__(self, udid: str, way: str, services: Any, closing: AsyncExitStack) -> None:
         self.udid = udid
         self.way = way
+        self.broke_by: str | None = None
+        """What was said of the question that failed on it first."""
         self.services = services
         self._closing = closing
         self._instruments: Any = None

@@ -78,7 +78,11 @@ class Phone:
         try:
             with ios_errors(subject):
                 return self._run(question(link), limit_s or self._answer_timeout_s, subject)
-        except TransientDeviceError:
+        except TransientDeviceError as error:
+            if link.broke_by is not None:
+                # Another question gave it up, and took it from this one.
+                raise TransientDeviceError(f"{subject}: its link was given up: {link.broke_by}") from error
+            link.broke_by = str(error).removeprefix(f"ios: {link.udid}: ")
             self._give_up(link)
             raise
 

@@ -16,6 +16,7 @@ from harness.fleet.queue import Lease, StaleLeaseError, TrialQueue
 from harness.fleet.road import Came, Down, Event, Lost, Road, Said
 from harness.fleet.state import DeviceState
 from harness.fleet.work import Work
+from results.printable import with_colon
 from results.records import PowerTrace
 from results.store import Store
 from results.trials import Trial
@@ -125,7 +126,7 @@ class Coordinator:
         wrong |= {m.device: str(m.words) for m in self._members.all() if m.state == "offered twice"}
         for device, words in wrong.items():
             if device not in self._told_wrong:
-                self._say(f"{device}: {words}")
+                self._say(f"{with_colon(device)} {words}")
         self._told_wrong = set(wrong)
 
     def _give_out(self, queue: TrialQueue) -> None:
@@ -190,9 +191,9 @@ class Coordinator:
         else:
             self._members.described(member, description, self._now_s())
         if member.state == "refused" and member.words != before:
-            self._say(f"{member.device}: refused: {member.words}")
+            self._say(f"{with_colon(member.device)} refused: {member.words}")
         elif member.description is not None:
-            self._say(f"{member.device}: ready on {member.description.host}")
+            self._say(f"{with_colon(member.device)} ready on {member.description.host}")
             self._free.add(member.device)
 
     def _answered(self, key: str, content: object, came: list[Finished]) -> None:
@@ -216,7 +217,7 @@ class Coordinator:
             self._lose(key, "its worker was started again", False, is_worker_gone=True)
         elif trial is None:
             self._members.refuse(lease.device, answer.refused or ["it gave no trial and no reason"], self._now_s())
-            self._say(f"{lease.device}: refused: {self._members[lease.device].words}")
+            self._say(f"{with_colon(lease.device)} refused: {self._members[lease.device].words}")
             self._lose(key, "its worker refused", False)
         elif (answer.lease_id, trial.cell_id, trial.repeat) != (key, lease.cell_id, lease.repeat):
             self._lose(key, "its answer is of another trial", True)

@@ -21,6 +21,7 @@ from harness.fleet.dask_settings import PAGES, SERIAL, TOPIC, resource_of, settl
 from harness.fleet.security import HOST, Tls, read_address, security_of
 from harness.fleet.worker_side import Say, WorkerSide
 from harness.interrupts import count_stops
+from results.printable import with_colon
 from results.records import Record
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ async def work(asked: WorkerAsked) -> int:
         try:
             left_s = asked.wait_s - (time.monotonic() - seen_s)
             await asyncio.wait_for(worker, timeout=min(MOST_JOIN_S, max(LEAST_JOIN_S, left_s)))
-            log.warning("%s: joined %s", asked.device, asked.address)
+            log.warning("%s joined %s", with_colon(asked.device), asked.address)
             was_there = True
             try:
                 await ended(worker)
@@ -106,7 +107,9 @@ async def work(asked: WorkerAsked) -> int:
                 seen_s = time.monotonic()
         except (OSError, TimeoutError, RuntimeError, ValueError) as error:
             if was_there:
-                log.warning("%s: no coordinator at %s (%s); trying again", asked.device, asked.address, _short(error))
+                log.warning(
+                    "%s no coordinator at %s (%s); trying again", with_colon(asked.device), asked.address, _short(error)
+                )
                 was_there = False
         finally:
             with suppress(TimeoutError):
@@ -114,10 +117,10 @@ async def work(asked: WorkerAsked) -> int:
                 await asyncio.wait_for(closing, CLOSES_WITHIN_S)
         if not _over.is_set():
             if time.monotonic() - seen_s > asked.wait_s:
-                log.error("%s: no coordinator at %s for %.0f s", asked.device, asked.address, asked.wait_s)
+                log.error("%s no coordinator at %s for %.0f s", with_colon(asked.device), asked.address, asked.wait_s)
                 return EXIT_NO_COORDINATOR
             await asyncio.sleep(TRY_EVERY_S)
-    log.warning("%s: the run is over", asked.device)
+    log.warning("%s the run is over", with_colon(asked.device))
     return 0
 
 

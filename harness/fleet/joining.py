@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from harness.fleet.dask_worker import EXIT_NO_COORDINATOR, WorkerAsked
 from results.own_python import own_module
+from results.printable import with_colon
 from results.scratch import ScratchFolder
 
 AGAIN_AFTER_S = (0.2, 1.0, 5.0, 15.0)
@@ -77,4 +78,4 @@ def _tend(worker: _Worker, say: Callable[[str], None], module: str) -> None:
     wait_s = AGAIN_AFTER_S[min(worker.n_short, len(AGAIN_AFTER_S) - 1)]
     worker.start_at_s = now_s + wait_s
     how = f"signal {-code}" if code < 0 else f"code {code}"
-    say(f"{worker.asked.device}: its worker ended ({how}); started again in {wait_s:g} s")
+    say(f"{with_colon(worker.asked.device)} its worker ended ({how}); started again in {wait_s:g} s")

@@ -17,6 +17,7 @@ from devices.device_lock import DeviceLock
 from devices.gates import Gates, Lasting, too_hot_or_empty
 from harness.schedule.due import NotNowError
 from harness.schedule.entries import Charging
+from results.printable import with_colon
 
 PROGRAM_S = 60.0
 """The longest that a program of the owner may take."""
@@ -72,15 +73,17 @@ def make_ready(name: str, phone: ReachedPhone, gates: Gates, charging: Charging 
     battery = phone.battery()
     cool = battery._replace(percent=None)
     if (reason := too_hot_or_empty(cool.temperature_c, None, asked)) is not None:
-        raise NotNowError(f"{name}: {reason}", isinstance(reason, Lasting))
+        raise NotNowError(f"{with_colon(name)} {reason}", isinstance(reason, Lasting))
     reason = too_hot_or_empty(None, battery.percent, asked, battery.is_charging)
     if reason is not None and charging is not None and charging.on is not None:
         switch(name, charging.on)
         if not _is_seen_charging(phone):
-            raise NotNowError(f"{name}: {reason}; its port was switched on, and it does not charge", is_fault=True)
-        raise NotNowError(f"{name}: at {battery.percent:.0f} %, charges to {charging.to_percent:g} % first")
+            raise NotNowError(
+                f"{with_colon(name)} {reason}; its port was switched on, and it does not charge", is_fault=True
+            )
+        raise NotNowError(f"{with_colon(name)} at {battery.percent:.0f} %, charges to {charging.to_percent:g} % first")
     if reason is not None:
-        raise NotNowError(f"{name}: {reason}", isinstance(reason, Lasting))
+        raise NotNowError(f"{with_colon(name)} {reason}", isinstance(reason, Lasting))
     if charging is not None and charging.off is not None:
         switch(name, charging.off)
 
@@ -90,7 +93,7 @@ def switch(name: str, command: Sequence[str]) -> None:
     argv = [name if argument == DEVICE_PLACE else argument for argument in command]
     fault = run_program(argv)
     if fault is not None:
-        raise DeviceError(f"{name}: {fault}")
+        raise DeviceError(f"{with_colon(name)} {fault}")
 
 
 def run_program(argv: Sequence[str], text: str = "", environment: dict[str, str] | None = None) -> str | None:

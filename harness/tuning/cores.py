@@ -25,6 +25,7 @@ from harness.tuning.selections import all_selections
 from harness.tuning.session import TuneOptions
 from harness.tuning.tuned_plans import HOST
 from results.core_lists import core_words
+from results.printable import with_colon
 from results.records import Phase
 
 TREE, WHOLE = "tree", "exhaustive"
@@ -109,7 +110,7 @@ def _places_of_phone(name: str) -> CorePlaces:
     except DeviceError as error:
         raise DeviceNotReadyError(str(error)) from error
     except ValueError as error:
-        raise DeviceNotReadyError(f"{name}: {error}; is this an Android phone?") from error
+        raise DeviceNotReadyError(f"{with_colon(name)} {error}; is this an Android phone?") from error
 
 
 def _n_cores_of_iphone(name: str) -> int:
@@ -125,8 +126,8 @@ def _n_cores_of_iphone(name: str) -> int:
         phone.close()
     if found is None:
         raise DeviceNotReadyError(
-            f"{name}: does not tell how many cores it has; switch its Developer Mode on, or name the threads to try,"
-            ' as --space "engine.threads=[1,2,3,4]"'
+            f"{with_colon(name)} does not tell how many cores it has; switch its Developer Mode on, or name the threads"
+            ' to try, as --space "engine.threads=[1,2,3,4]"'
         )
     return found
 

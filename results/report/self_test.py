@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from results.printable import with_colon
 from results.self_tests import Agreement, Check, MeterTest, SelfTest
 from results.units import format_error, format_quantity
 
@@ -16,7 +17,7 @@ CHECK_WORDS = {True: "ok", False: "FIX", None: "note"}
 
 
 def verdict_line(found: SelfTest) -> str:
-    return f"{found.device}: {found.verdict} ({VERDICT_WORDS[found.verdict]}); {found.made_at}"
+    return f"{with_colon(found.device)} {found.verdict} ({VERDICT_WORDS[found.verdict]}); {found.made_at}"
 
 
 def check_line(check: Check) -> str:

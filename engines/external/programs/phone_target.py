@@ -24,6 +24,7 @@ from engines.errors import EngineError
 from engines.external.programs.edges import Edge, last_edge
 from engines.external.programs.program import ProgramCall, ProgramOutput
 from engines.external.programs.target import MAX_FILE_BYTES, ProgramRun, file_sha256
+from results.printable import with_colon
 
 ROOT = f"{WORK_FOLDER}/joulebench"
 MANIFEST = "joulebench.manifest"
@@ -72,7 +73,9 @@ class PhoneTarget:
         parents = sorted({str(Path(folder, name).parent) for name in files} | {folder})
         made = self._phone.run(f"mkdir -p {' '.join(map(shlex.quote, parents))}")
         if made.exit_code != 0:
-            raise DeviceError(f"{self._device.name}: no folder {folder} can be made there: {made.stderr.strip()}")
+            raise DeviceError(
+                f"{with_colon(self._device.name)} no folder {folder} can be made there: {made.stderr.strip()}"
+            )
         for name, path in files.items():
             log.info("%s: pushing %s (%d bytes)", self._device.name, name, path.stat().st_size)
             self._phone.push(path, f"{folder}/{name}")
@@ -86,7 +89,8 @@ class PhoneTarget:
             wrong = []
         if wrong:
             raise TransientDeviceError(
-                f"{self._device.name}: {', '.join(wrong)} did not arrive whole; is the phone full? It is pushed again"
+                f"{with_colon(self._device.name)} {', '.join(wrong)} did not arrive whole; is the phone full? It is"
+                " pushed again"
             )
         self._write(f"{folder}/{MANIFEST}", manifest)
 
@@ -108,7 +112,8 @@ class PhoneTarget:
         try:
             result = process.wait(timeout_s)
         except TransientDeviceError as error:
-            raise type(error)(f"{self._device.name}: {call.arguments[0]}: {error}") from error
+            said = str(error).removeprefix(f"adb: {self._phone.name.removeprefix('adb:')}: ")
+            raise type(error)(f"{with_colon(self._device.name)} {call.arguments[0]}: {said}") from error
         except FewerCoresError as error:
             # Other arms may ask for cores that the phone gives.
             raise EngineError(f"{call.arguments[0]}: {error}") from error
@@ -118,7 +123,9 @@ class PhoneTarget:
             raise
         times = phone_times([before, burst(self._phone, self._now_s)])
         if result.edges_s is None:
-            raise TransientDeviceError(f"{self._device.name}: when {call.arguments[0]} ran is not known; try again")
+            raise TransientDeviceError(
+                f"{with_colon(self._device.name)} when {call.arguments[0]} ran is not known; try again"
+            )
         output = ProgramOutput(result.stdout, result.stderr, result.exit_code, self._texts(call.reads))
         begun_s, ended_s = map(times.of_uptime_s, result.edges_s)
         arrived_s, done = process.arrived_s(call.last_words) if call.last_words else None, None
