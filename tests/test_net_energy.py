@@ -173,6 +173,9 @@ def test_a_part_that_may_be_off_while_idle_counts_as_0_j_there_and_the_net_energ
         (30.0, 30.0, 0.0),
         # Drift is uniform between both sides: 1 W over 8 s is one sigma of 8 J / sqrt(12), and -4 J are 1.7 of them.
         (30.0, 31.0, -4.0),
+        # Three of them are 6.93 J.
+        (30.35, 31.35, -6.8),
+        (30.4, 31.4, None),
         # -8 J without any drift, and -80 J with the same 1 W, are of an idle time that is not this machine's.
         (31.0, 31.0, None),
         (39.5, 40.5, None),
