@@ -23,6 +23,7 @@ from results.database import DATABASE
 from results.history.comparison import Side, compare, told_of
 from results.report.caveats import caveats_of
 from results.report.html import html_text, page_context
+from results.runs import Input
 from results.sealed_rows import gone_trials
 from results.sittings import sitting_notes
 from results.store import Store, StoreError
@@ -401,10 +402,15 @@ def test_the_page_shows_what_failed_and_counts_what_stands(resumed: Path) -> Non
 
 
 def test_a_failure_that_still_stands_says_that_a_resume_measures_it(tmp_path: Path) -> None:
+    """That of a fleet's run too, which `joulebench run` refuses."""
     run(planned({"retries": 0}), lost_at(0), tmp_path / "run")
     with Store.view(tmp_path / "run") as store:
-        ((*_, follows),) = page_context(store.data())["failed"]
-    assert follows.startswith("transient: given up after 1 attempt; its device, a meter or a server was lost:")
+        data = store.data()
+    workers = data.info.model_copy(update={"inputs": (Input(name="nice value, worker of host", value="0"),)})
+    for command, one in (("run", data), ("fleet start", replace(data, info=workers))):
+        ((*_, follows),) = page_context(one)["failed"]
+        assert follows.startswith("transient: given up after 1 attempt; its device, a meter or a server was lost:")
+        assert f"`joulebench {command} --resume` measures it again" in follows
 
 
 APART = (

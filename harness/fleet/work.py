@@ -119,7 +119,7 @@ class PlanWork:
     def failed(self, lease: Lease, losses: tuple[str, ...]) -> Trial:
         told = "; ".join(dict.fromkeys(losses))
         given_up = f"given up, since its worker or its device was lost {len(losses)} times in it ({told})"
-        failure = Failure(kind="stable", error=given_up, by_device=True)
+        failure = Failure(kind="transient", error=given_up, by_device=True)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         return failed_trial(self._cells[lease.cell_id], lease.repeat, len(losses), now, failure)
 

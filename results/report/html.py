@@ -48,7 +48,7 @@ from results.report.self_test import self_test_lines
 from results.report.step_timelines import step_timelines
 from results.roads import build_words, placement_notes, road_notes
 from results.run_frames import RunFrames
-from results.runs import RunData, shown_value
+from results.runs import RunData, RunInfo, shown_value
 from results.same_requests import unlike_notes
 from results.sittings import sitting_notes
 from results.stop_reached import not_reached
@@ -73,7 +73,7 @@ METHOD_WORDS: dict[Method, str] = {
 
 NOT_TOLD = "not told by the device"
 AGAIN = "its device, a meter or a server was lost; it was measured again since, and is not counted as failed"
-LOST = "its device, a meter or a server was lost: `joulebench run --resume` measures it again where the plan needs it"
+LOST = "its device, a meter or a server was lost: `joulebench {} --resume` measures it again where the plan needs it"
 MOST_APART = 5
 """Trials of a cell that are left out for the same: more have one row together."""
 
@@ -263,18 +263,19 @@ def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failu
     for cell, arm, trial in _with_cells(run.cells, (*run.trials, *run.replaced), arms):
         if trial.has_failed:
             failure = trial.failure or Failure(kind="stable", error=NO_ERROR)
-            follows = AGAIN if trial.trial_id in replaced else _what_follows(failure, trial)
+            follows = AGAIN if trial.trial_id in replaced else _what_follows(failure, trial, run.info)
             key = (cell.cell_id, failure.error, AGAIN if trial.trial_id in replaced else "")
             numbers = {*(found[key][3] if key in found else []), trial.repeat + 1}
             found[key] = (cell, arm, failure, sorted(numbers), follows)
     return list(found.values())
 
 
-def _what_follows(failure: Failure, trial: Trial) -> str:
+def _what_follows(failure: Failure, trial: Trial, info: RunInfo) -> str:
+    lost = LOST.format("fleet start" if info.is_of_fleet else "run")
     if failure.kind == "transient":
         given_up = f"given up after {trial.attempts} attempt{'s' if trial.attempts != 1 else ''}"
-        return f"transient: {given_up}{'; ' + LOST if trial.is_lost else ''}"
-    return LOST if trial.is_lost else "stable: not retried; it fails again until its cause is changed"
+        return f"transient: {given_up}{'; ' + lost if trial.is_lost else ''}"
+    return lost if trial.is_lost else "stable: not retried; it fails again until its cause is changed"
 
 
 def _left_out(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, str, str]]:
