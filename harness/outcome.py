@@ -47,12 +47,19 @@ def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
 
 def _again(outcome: RunOutcome) -> str:
     """Which of those that failed a resume measures again."""
-    if not outcome.n_lost:
+    if not outcome.n_lost and not outcome.n_spare:
         return "`--resume` measures none of them again: give the plan another --out"
-    lost = "lost their device, a meter or a server: once it is back, `--resume` measures"
-    if outcome.n_lost == outcome.n_failed:
-        return f"They {lost} them again"
-    return f"{outcome.n_lost} of them {lost} these again. The others need another --out"
+    told = []
+    for n, what in (
+        (outcome.n_lost, "once it is back, `--resume` measures {} again"),
+        (outcome.n_spare, "`protocol.stop` has enough without {}"),
+    ):
+        who, whom = ("They", "them") if n == outcome.n_failed else (f"{n} of them", "these")
+        if n:
+            told.append(f"{who} lost their device, a meter or a server: {what.format(whom)}")
+    if outcome.n_lost + outcome.n_spare < outcome.n_failed:
+        told.append("The others need another --out")
+    return ". ".join(told)
 
 
 def _remedy(marks: tuple[str, ...], max_foreign_cpu_share: float) -> str:

@@ -44,6 +44,8 @@ class RunOutcome(NamedTuple):
     n_without_room: int = 0
     n_lost: int = 0
     """Of those that failed: that `--resume` measures again."""
+    n_spare: int = 0
+    """Of those that failed: that a lost device took, and that the stopping rule does not need."""
 
 
 EARLY_TRIALS = 2
@@ -225,12 +227,14 @@ def outcome_of(trials: Sequence[Trial]) -> RunOutcome:
 
 
 def run_outcome(plan: Plan, trials: Sequence[Trial]) -> RunOutcome:
-    """With how many of them a resume measures again: not where the others of the cell suffice."""
+    """With how many of those that a lost device took a resume measures again: not where the others of the cell
+    suffice."""
     own: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
         own[trial.cell_id].append(trial)
     found = [own[c.cell.cell_id] for c in plan.cells if not rule_of(plan, c).enough(standing(own[c.cell.cell_id]))]
-    return outcome_of(trials)._replace(n_lost=sum(trial.is_lost for one in found for trial in one))
+    n_lost = sum(trial.is_lost for one in found for trial in one)
+    return outcome_of(trials)._replace(n_lost=n_lost, n_spare=sum(t.is_lost for t in trials) - n_lost)
 
 
 def standing(trials: Sequence[Trial]) -> list[Trial]:

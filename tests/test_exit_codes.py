@@ -368,18 +368,24 @@ def test_a_dry_run_says_that_it_looks_at_no_device(finished_run: FinishedRun) ->
 
 
 @pytest.mark.parametrize(
-    ("n_lost", "words"),
+    ("n_lost", "n_spare", "words"),
     [
-        (0, "`--resume` measures none of them again: give the plan another --out"),
-        (2, "They lost their device, a meter or a server: once it is back, `--resume` measures them again"),
-        (1, "1 of them lost their device, a meter or a server: once it is back, `--resume` measures these again. The"),
+        (0, 0, "`--resume` measures none of them again: give the plan another --out"),
+        (2, 0, "They lost their device, a meter or a server: once it is back, `--resume` measures them again"),
+        (
+            1,
+            0,
+            "1 of them lost their device, a meter or a server: once it is back, `--resume` measures these again. The",
+        ),
+        (0, 2, "They lost their device, a meter or a server: `protocol.stop` has enough without them"),
+        (1, 1, "again. 1 of them lost their device, a meter or a server: `protocol.stop` has enough without these"),
     ],
 )
 def test_it_is_told_which_failed_trials_a_resume_measures_again(
-    n_lost: int, words: str, capsys: pytest.CaptureFixture[str]
+    n_lost: int, n_spare: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit):
-        tell_outcome(RunOutcome(2, 2, n_lost=n_lost), 0.1)
+        tell_outcome(RunOutcome(2, 2, n_lost=n_lost, n_spare=n_spare), 0.1)
     told = " ".join(capsys.readouterr().err.split())
     assert "2 of 4 trials failed" in told
     assert words in told

@@ -161,10 +161,10 @@ NARROW = {"stop": {"min_repeats": 3, "max_repeats": 10}, "retries": 0}
 def test_what_was_lost_is_not_measured_where_the_others_suffice(tmp_path: Path) -> None:
     plan = planned(NARROW)
     outcome, heard, _ = run(plan, lost_at(0), tmp_path / "run")
-    assert outcome == RunOutcome(n_ok=6, n_failed=1)
+    assert outcome == RunOutcome(n_ok=6, n_failed=1, n_spare=1)
     assert heard.left_out == [7, 6]
     outcome, heard, _ = run(plan, FakeBench(), tmp_path / "run", resume=True)
-    assert (outcome, heard.expected, heard.finished) == (RunOutcome(n_ok=6, n_failed=1), (6, 6), [])
+    assert (outcome, heard.expected, heard.finished) == (RunOutcome(n_ok=6, n_failed=1, n_spare=1), (6, 6), [])
 
 
 def test_a_half_run_says_no_more_trials_are_to_come_than_may_be_measured(tmp_path: Path) -> None:
