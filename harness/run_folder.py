@@ -10,6 +10,9 @@ from harness.terminal import EXIT_BAD_PLAN, fail, fail_store
 if TYPE_CHECKING:
     from harness.plan import Plan
 
+RESUMABLE = "finished {}s are kept, go on with --resume"
+"""What an interrupt leaves of a run that began."""
+
 
 def folder_of(out: Path | None, plan: Plan) -> Path:
     return out or Path("runs") / plan.name
@@ -34,10 +37,10 @@ def refuse_no_path(out: Path | None) -> None:
         fail(f"--out {str(out)[:80]}: no folder can be there ({error.strerror}); name another", EXIT_BAD_PLAN)
 
 
-def kept_in(directory: Path | None) -> str:
+def kept_in(directory: Path | None, of: str = "trial") -> str:
     """What an interrupt leaves of a run."""
     from results.store import Store
 
     if directory is None or not Store.holds_run(directory):
-        return "no trial was begun"
-    return "finished trials are kept, go on with --resume"
+        return f"no {of} was begun"
+    return RESUMABLE.format(of)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.interrupts import raise_in_command
+from harness.run_folder import RESUMABLE, kept_in
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_DEVICE_NOT_READY,
@@ -129,16 +131,20 @@ def tune(
         shares["--slowdown"], search, tuple(constant or ()), exhaustive, shares.get("--accuracy-floor"), limit_bytes,
         temperature_limit, probes, pairs, seed, name, out, tuple(settings or ()), resume,
     )  # fmt: skip
+    folder: list[Path] = []
     try:
         if check is not None:
             _check(check, pairs, out)
         else:
-            _tune(asked, problems)
+            _tune(asked, problems, folder.append)
     except KeyboardInterrupt as interrupt:
-        end_interrupted(interrupt, "finished probes are kept, go on with --resume")
+        if check is not None:
+            end_interrupted(interrupt, "the profile stays as it was, check it again")
+        # Where it goes on, probes are kept from before.
+        end_interrupted(interrupt, RESUMABLE.format("probe") if resume else kept_in(next(iter(folder), None), "probe"))
 
 
-def _tune(asked: Asked, problems: list[str]) -> None:
+def _tune(asked: Asked, problems: list[str], begins_in: Callable[[Path], None]) -> None:
     from harness.opening import DeviceNotReadyError
     from harness.plan import PlanError
     from harness.tuning.asked import begin, conclude
@@ -157,6 +163,7 @@ def _tune(asked: Asked, problems: list[str]) -> None:
         with contextlib.ExitStack() as closing:
             lines = closing.enter_context(ProbeLines(console))
             session = closing.enter_context(begin(asked, problems, say))
+            begins_in(session.folder)
             found = session.run(lines)
             profile = conclude(session, found, lines)
         for one in found.phases:

@@ -78,6 +78,19 @@ def test_a_signal_while_a_plan_is_checked_says_that_nothing_was_begun(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("module", "arguments", "stays"),
+    [
+        ("harness.tuning.asked", ["tune"], "no probe was begun"),
+        ("harness.tuning.asked", ["tune", "--check", "mine"], "the profile stays as it was, check it again"),
+    ],
+)
+def test_what_a_signal_leaves_is_told_as_it_is(module: str, arguments: list[str], stays: str) -> None:
+    """A check was said to go on with --resume, which it refuses, and so was a session that had written nothing."""
+    found = interrupted_at_import(module, signal.SIGINT, *arguments)
+    assert found == (130, "", f"error: interrupted; {stays}\n")
+
+
 def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
     """As under nohup."""
     code, stdout, _ = interrupted_at_import("typer", signal.SIGHUP, "--help", ignored=True)
