@@ -256,9 +256,12 @@ class ComponentEnergy:
         if trace.kind == "counter":
             inside = t.searchsorted(edges[:, 1] + MARK_TOLERANCE_S) - t.searchsorted(edges[:, 0] - MARK_TOLERANCE_S)
             if float(inside.mean()) < 2:
+                closer = "a shorter sample_interval_s"
+                if trace.method == "replayed":  # it has the readings that it has
+                    closer = "recorded with a shorter --interval"
                 raise UnresolvedError(
                     f"{name}: unresolved, {float(inside.mean()):.2g} counter readings per interval of"
-                    f" {format_duration(mean_s)}; 2 are needed (a shorter sample_interval_s)"
+                    f" {format_duration(mean_s)}; 2 are needed ({closer})"
                 )
 
     def _check_gaps(self, edges: Array) -> None:

@@ -261,7 +261,12 @@ def test_the_moments_around_a_program_do_not_shorten_its_phases() -> None:
 
 def test_counter_not_read_at_the_edges_of_short_phases_is_unresolved() -> None:
     coarse = counter_trace(steps((0, 10.0)), np.arange(0, 10.01, 0.5))
-    assert "1 counter readings per interval" in reason(coarse, (1.4, 1.6), (4.4, 4.6))
+    told = reason(coarse, (1.4, 1.6), (4.4, 4.6))
+    assert "1 counter readings per interval" in told
+    assert "(a shorter sample_interval_s)" in told
+    # A recording has the readings that it has, whatever a plan says.
+    played = replace(coarse, method="replayed")
+    assert "(recorded with a shorter --interval)" in reason(played, (1.4, 1.6), (4.4, 4.6))
 
 
 def test_nan_reading_makes_energy_unknown() -> None:
