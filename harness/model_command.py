@@ -99,7 +99,8 @@ def fit(
     if not as_json:
         typer.echo(f"{', '.join(printable(str(path)) for path in _files(kept))}: written")
         typer.echo(
-            f"To price with it: joulebench cross --machine {shlex.quote(printable(str(kept)))} --weights {weights}"
+            "To price with it (--model takes a smaller model, where this machine does not hold the default one):"
+            f" joulebench cross --machine {shlex.quote(printable(str(kept)))} --weights {weights}"
         )
     if trouble:
         fail(f"{trouble}; the sheet is in {kept}", EXIT_NOT_WRITTEN)
