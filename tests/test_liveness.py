@@ -268,6 +268,8 @@ def test_a_small_part_that_shows_0_watts_for_a_while_does_not_decide_over_the_to
     assert reading.energy_j == pytest.approx(364.0, rel=3e-3)
     assert within(reading, 364.0, 2.0)
     assert "VDD_CV: it showed 0 W for 7" in str(reading.remark)
+    # Its 2 W may have gone on for these seven seconds: anything up to 14 J more than what is taken for them.
+    assert reading.uncertainty_j == pytest.approx(14.0 / 3**0.5, rel=0.05)
     # A large one has failed.
     gpu = sensor(np.where((t > 3.0) & (t < 5.0), 60.0, 0.0), component="VDD_GPU")
     assert energy(board, gpu).energy_j is None
@@ -300,6 +302,20 @@ def test_jumps_of_a_few_times_the_highest_power_are_in_the_uncertainty(update_s:
         reading = energy(replace(taken, values=values))
         assert within(reading, power.energy_j(0, WINDOW_S), 2.0)
         assert "above the power beside" in str(reading.remark or reading.reason)
+
+
+@pytest.mark.parametrize(("seen", "is_confirmed"), [(0.6, True), (0.4, False)])
+def test_a_sensor_that_shows_half_of_a_step_confirms_that_it_flowed(seen: float, is_confirmed: bool) -> None:
+    """A counter of 100 W with one step of 25 J between two readings, and a sensor of the same part that shows a share
+    of it in them. A step that is not confirmed may be a jump."""
+    i = int(np.searchsorted(TIMES_S, 4.0))
+    counted_j = 100.0 * (TIMES_S - TIMES_S[0]) + np.where(np.arange(len(TIMES_S)) > i, 25.0 - 100.0 * INTERVAL_S, 0.0)
+    counter = trace("counter", TIMES_S, counted_j, INTERVAL_S, component="gpu", resolution=1e-6)
+    watts = 100.0 + 0.01 * np.random.default_rng(0).standard_normal(len(TIMES_S))
+    watts[i : i + 2] = seen * 25.0 / INTERVAL_S
+    reading = energy(counter, sensor(watts, component="gpu power", additive=False))
+    assert reading.energy_j == pytest.approx(100.0 * (WINDOW_S - INTERVAL_S) + 25.0)
+    assert ("it may be a jump of the counter" in str(reading.remark)) is not is_confirmed
 
 
 @pytest.mark.parametrize("lasts_s", [0.02, 0.04, 0.13, 0.3])
