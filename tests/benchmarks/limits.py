@@ -23,8 +23,8 @@ from tests.benchmarks.timing import Figure, Turns, between, instant, timed
 
 GEMMS = ((2048, 2048, 2048), (4096, 1024, 4096))
 """Rows, columns shared, outputs: a square one, and one like those of a long prompt in the race."""
-READ_SHAPE = (65536, 1024)
-"""256 MiB of fp32: far beyond any cache."""
+READ_SHAPE = (262144, 1024)
+"""1 GiB of fp32: four times the third cache of a large server's processor."""
 REPEATS = 3
 
 Ways = dict[str, Callable[[], float]]
