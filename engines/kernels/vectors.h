@@ -291,8 +291,9 @@ inline void silu_row(float* x, int64_t n) {
 
 // A core alone asks for too few lines at a time to keep the memory busy, however many rows it reads side by side. So each
 // line is asked for some time before it is read: this many bytes, of four rows. It was seen to help a Zen 4 and a Zen 5, with
-// AVX-512 and without, and to harm a Zen 3: not where the compiler names that or one before it, which have no AVX-512. GCC 12
-// takes later ones for a Zen 3. The second cache is asked: the first one of a Zen 4 waits for 24 lines at most.
+// AVX-512 and without, and an Intel Emerald Rapids with it, and to harm a Zen 3: not where the compiler names that or one before
+// it, which have no AVX-512. GCC 12 takes later ones for a Zen 3. The second cache is asked: the first one of a Zen 4 waits for
+// 24 lines at most.
 constexpr int64_t kAhead = 1024, kLine = 64;
 constexpr int kSecondCache = 2;  // of __builtin_prefetch
 #if defined(__znver1__) || defined(__znver2__) || defined(__znver3__)
