@@ -214,7 +214,8 @@ def nearly_all() -> str:
     ]
     met = sum(row.ours >= (row.target or 0) > 0 for row in rows)
     of = decode_shares(INTEL)
-    return f"{met} of {len(rows)} rows of the Emerald Rapids reach theirs: {of[0]} in f32, {of[1]} in 16 bits and {of[2]} in 8 bits"
+    told = f"{of[0]} in f32, {of[1]} in 16 bits and {of[2]} in 8 bits"
+    return f"{met} of {len(rows)} rows of the Emerald Rapids reach theirs: {told}"
 
 
 def dense_behind(processor: str) -> str:
