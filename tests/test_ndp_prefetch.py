@@ -85,6 +85,20 @@ def test_no_more_than_e_max_run_on_the_gpu(name: str, gpu: float, most: int) -> 
     assert len(plan.transfers) == 0
 
 
+@pytest.mark.parametrize("name", ["ndp-tp-pre", "ndp"])
+@pytest.mark.parametrize(("top_k", "gpu", "runs"), [(1, 0.9, True), (1, 1.1, False), (2, 1.9, True), (2, 2.1, False)])
+def test_where_e_max_is_a_part_of_an_expert_the_sooner_side_computes_it(
+    name: str, top_k: int, gpu: float, runs: bool
+) -> None:
+    """T_n = 1, T_a = 0: E_max is K / (T_g + 1), below one beside T_g > K - 1. One expert on the GPU ends after
+    max(T_g, K - 1), none there after K. Both of a token's experts lie there, and one is as much as may run."""
+    engine = Engine(built(name, Plain(100, gpu, 1), SIZES._replace(top_k=top_k), ndps=2, slots=2))
+    prompt, token = routed([3, 1][:top_k]), [3, 1][:top_k]
+    plan = answered(engine, prompt, token, token)[-1]
+    assert (plan.hits, plan.misses, len(plan.transfers)) == (top_k, 0, 0)
+    assert on_gpu(plan) == ({min(token): (0, 24)} if runs else {})
+
+
 def test_a_batch_takes_the_busiest_of_those_on_the_gpu() -> None:
     """Of 1 and 3, which lie there, three tokens choose 3. Three experts with 2 rows on average, T_g = T_n = 1 a row:
     E_max = 3 x 2 / 4 = 1.5."""

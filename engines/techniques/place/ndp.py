@@ -107,8 +107,11 @@ class Schedule:
         return balanced(self.times(n_pairs / n_experts), len(self._units), n_experts, n_tokens)
 
     def most_on_gpu(self, n_experts: int, n_pairs: int) -> int:
-        """Whole experts."""
-        return math.floor(most_on_gpu(self.times(n_pairs / n_experts), len(self._units), n_experts) + 1e-9)
+        """Whole experts. Of less than one it is one where none there would end later: max(T_g, T_n (K - 1) + (1 + N)
+        T_a) against T_n K + (1 + N) T_a, which is E_max (T_g + T_n)."""
+        times = self.times(n_pairs / n_experts)
+        most = most_on_gpu(times, len(self._units), n_experts)
+        return math.floor(most + 1e-9) or int(times.gpu < most * (times.gpu + times.ndp))
 
     def times(self, n_rows: float) -> Times:
         """Of an expert with so many rows. Units work side by side: the slowest counts."""
