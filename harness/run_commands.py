@@ -326,7 +326,8 @@ def show_run(
     from results.report.html import write_html
     from results.report.standings import NoArmError, standings_table
     from results.run_frames import RunFrames
-    from results.store import PACKED_FROM, Store, StoreError
+    from results.store import Store, StoreError
+    from results.stored_run import PACKED_FROM
 
     try:
         with Store.view(directory) as store, no_collection():

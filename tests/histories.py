@@ -18,7 +18,8 @@ from results.history.regress import Asked, regress
 from results.records import Cell, Score
 from results.runs import Input
 from results.sealed_rows import insert
-from results.store import NO_TRACE_FILE, Store
+from results.store import Store
+from results.stored_run import NO_TRACE_FILE
 from results.trials import Trial
 from tests.run_builders import ENVIRONMENT, cell, completion, reading, run_info, trial
 

@@ -24,7 +24,8 @@ from results.report.csv import write_csv
 from results.report.html import write_html
 from results.run_frames import RunFrames
 from results.sealed_rows import insert
-from results.store import NO_TRACE_FILE, PACKED_FROM, Store
+from results.store import Store
+from results.stored_run import NO_TRACE_FILE, PACKED_FROM
 from results.trials import Trial
 from tests.run_builders import cell, run_info
 
