@@ -11,6 +11,7 @@ from devices.boundary import library_errors
 from devices.conditions import cpu_throttle_events, host_conditions, host_environment, host_power
 from devices.cpu_cycles import CpuCycles, CycleCounter
 from devices.cpu_seconds import host_cpu_seconds, usable_cpus
+from devices.nvidia_gpu import names_and_driver
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
@@ -117,7 +118,13 @@ class Host:
         raise DeviceError("no meter opens on this host: " + "; ".join(refusals))
 
     def environment(self) -> Environment:
-        return host_environment()
+        """With its GPUs, where the engine computes on one or a meter sees one."""
+        found = host_environment()
+        seen = {self._computes, *(channel.computes for meter in self.meters for channel in meter.channels)}
+        if "gpu" not in seen:
+            return found
+        gpus, driver = names_and_driver()
+        return found.model_copy(update={"gpus": gpus, "gpu_driver": driver})
 
     def conditions(self) -> Conditions:
         """The state now; throttled also where something was slowed down since the last look."""

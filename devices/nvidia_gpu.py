@@ -6,6 +6,7 @@ ours. What a GPU does not offer shows at the first call, as NVMLError_NotSupport
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from typing import Any
 
 from devices.base import DeviceError
 from devices.boundary import library_errors
+from results.printable import printable
+
+log = logging.getLogger(__name__)
 
 J_PER_MJ = 1e-3
 W_PER_MW = 1e-3
@@ -50,6 +54,24 @@ def uuid_of(handle: Any) -> str | None:
         return str(pynvml.nvmlDeviceGetUUID(handle))
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
         return None
+
+
+def names_and_driver() -> tuple[tuple[str, ...] | None, str | None]:
+    """Names of all NVIDIA GPUs here, in the order of their numbers, and the driver's version; None where not told."""
+    try:
+        with nvml_errors(DeviceError, ""):
+            import pynvml
+
+            pynvml.nvmlInit()
+            try:
+                handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+                names = tuple(printable(str(pynvml.nvmlDeviceGetName(handle))) for handle in handles)
+                return names or None, str(pynvml.nvmlSystemGetDriverVersion()) if names else None
+            finally:
+                pynvml.nvmlShutdown()
+    except DeviceError as error:
+        log.info("names of GPUs: %s", error)
+        return None, None
 
 
 def max_power_w_of(handle: Any) -> float:

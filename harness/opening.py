@@ -169,6 +169,10 @@ def check_same_machine(then: RunInfo, now: Mapping[str, Environment], directory:
     for device, environment in now.items():
         before, after = then.environments[device].model_dump(), environment.model_dump()
         changed = [f"{key} {before[key]} -> {after[key]}" for key in SAME_ON_RESUME if before[key] != after[key]]
+        if gpus := then.environments[device].other_gpus(environment):
+            changed.append(f"GPU {' -> '.join(gpus)}")
+        if drivers := then.environments[device].other_gpu_driver(environment):
+            changed.append(f"GPU driver {' -> '.join(drivers)}")
         if changed:
             raise StoreError(
                 f"{directory} was begun on another machine or software ({'; '.join(changed)}); go on there, or start"

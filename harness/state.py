@@ -60,7 +60,7 @@ def last_self_test(device: str, environment: Environment, folder: Path) -> SelfT
     then = found.environment
     if then is None or any(getattr(then, key) != getattr(environment, key) for key in SAME_MACHINE):
         return None
-    return None if environment.is_another_unit(then) else found
+    return None if environment.is_another_unit(then) or environment.other_gpus(then) else found
 
 
 def _path(device: str, folder: Path) -> Path:

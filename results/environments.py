@@ -80,6 +80,12 @@ class Environment(Record):
     unit: str | None = None
     """Which of several alike: the first digits of the SHA-256 of a phone's serial number. None: it is not known."""
 
+    gpus: tuple[str, ...] | None = None
+    """Names in the order of their numbers, of a host whose engine computes on a GPU, or whose meter sees one. None: it
+    uses none, they are not told, or the run is from before they were kept."""
+    gpu_driver: str | None = None
+    """Its version; None as with `gpus`."""
+
     @field_validator("os", "machine", "cpu_model")
     @classmethod
     def _printable(cls, told: str) -> str:
@@ -92,6 +98,18 @@ class Environment(Record):
     def is_another_unit(self, other: Environment) -> bool:
         """Whether the two are known to be two of one kind."""
         return self.unit is not None and other.unit is not None and self.unit != other.unit
+
+    def other_gpus(self, other: Environment) -> tuple[str, str] | None:
+        """The GPUs of both in words, where they are known to be others."""
+        if self.gpus is None or other.gpus is None or self.gpus == other.gpus:
+            return None
+        return ", ".join(self.gpus), ", ".join(other.gpus)
+
+    def other_gpu_driver(self, other: Environment) -> tuple[str, str] | None:
+        """Both versions, where they are known to differ."""
+        if self.gpu_driver is None or other.gpu_driver is None or self.gpu_driver == other.gpu_driver:
+            return None
+        return self.gpu_driver, other.gpu_driver
 
 
 class PhaseThreads(Record):

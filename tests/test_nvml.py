@@ -416,6 +416,17 @@ def test_a_power_limit_that_is_changed_marks_the_window_and_one_that_cannot_be_r
     assert nvml.run(code.replace("MEANWHILE", "set_state(gpus=2)"), gpus=2, set_limit_w=300) == [[], [both, None]]
 
 
+def test_a_host_says_which_gpus_it_has_and_their_driver_where_a_meter_sees_them(nvml: FakeNvml) -> None:
+    """Else a run on another card, or with another driver, would be the same machine and the same software."""
+    code = HOST + "found = host.environment()\nanswer = [found.gpus, found.gpu_driver]\n"
+    assert nvml.run(code, gpus=2, mixed=1, driver=570) == [["Fake GPU 0", "Fake GPU 1"], "570.65.06"]
+    blind = code.replace('["nvml"], {"nvml": lambda: NvmlMeter(0.05, clock)}, clock', "[], {}, clock")
+    assert nvml.run(blind, gpus=2) == [None, None]
+    computing = blind.replace("[], {}, clock", '[], {}, clock, "gpu"')
+    assert nvml.run(computing, gpus=1) == [["Fake GPU"], "580.65.06"]
+    assert nvml.run(computing, init=9) == [None, None]
+
+
 def test_programs_of_others_on_a_gpu_are_told_and_our_own_are_not(nvml: FakeNvml) -> None:
     code = HOST + "set_state(gpus=2, others=MEANWHILE)\nanswer = [host.conditions().gpu_others, os.getppid()]\n"
     seen, parent = nvml.run(code.replace("MEANWHILE", "os.getppid()"), gpus=2)

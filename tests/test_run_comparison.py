@@ -209,6 +209,15 @@ def test_two_phones_of_one_model_are_unlike() -> None:
     assert list(unlike_environments(one, ENVIRONMENT)) == []
 
 
+def test_another_gpu_is_another_machine_and_another_driver_of_it_another_version() -> None:
+    one = ENVIRONMENT.model_copy(update={"gpus": ("RTX 4090",), "gpu_driver": "550.54"})
+    other = one.model_copy(update={"gpus": ("RTX 4090", "RTX 3090")})
+    assert list(unlike_environments(one, other)) == [("machines", "GPU RTX 4090; RTX 4090, RTX 3090")]
+    newer = one.model_copy(update={"gpu_driver": "580.65"})
+    assert list(unlike_environments(one, newer)) == [("versions", "GPU driver 550.54; 580.65")]
+    assert list(unlike_environments(one, ENVIRONMENT)) == []  # kept before GPUs were
+
+
 def test_joules_of_two_meters_are_refused_and_then_carry_both_meters_whole_error(tmp_path: Path) -> None:
     paths = []
     for name, meter, scale in (("a", "nvml", 1.0), ("b", "rapl", 1.1)):

@@ -352,6 +352,28 @@ def test_a_run_is_not_continued_on_another_machine(tmp_path: Path) -> None:
     run(planned(), FakeBench(), tmp_path / "run", resume=True)  # the lock was given back
 
 
+class WithGpu(FakeDevice):
+    gpus: tuple[str, ...] | None = ("RTX 4090",)
+    gpu_driver = "550.54"
+
+    def environment(self) -> Environment:
+        return super().environment().model_copy(update={"gpus": self.gpus, "gpu_driver": self.gpu_driver})
+
+
+def test_a_run_is_not_continued_on_another_gpu_or_with_another_driver_of_it(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.fake_device = device = WithGpu(bench.machine, bench.fake_device.meters)
+    run(planned(), bench, tmp_path / "run")
+    device.gpus = ("RTX 5090",)
+    with pytest.raises(StoreError, match=r"another machine or software \(GPU RTX 4090 -> RTX 5090\)"):
+        run(planned(), bench, tmp_path / "run", resume=True)
+    device.gpus, device.gpu_driver = ("RTX 4090",), "580.65"
+    with pytest.raises(StoreError, match=r"another machine or software \(GPU driver 550.54 -> 580.65\)"):
+        run(planned(), bench, tmp_path / "run", resume=True)
+    device.gpu_driver = "550.54"
+    run(planned(), bench, tmp_path / "run", resume=True)
+
+
 class OfOneModel(FakeDevice):
     unit: str | None = "8c2f01d5b7aa"
 

@@ -63,6 +63,11 @@ def test_a_self_test_is_kept_by_device_and_holds_for_its_machine_only(
     keep_self_test(of_one, tmp_path)
     assert last_self_test(found.device, one, tmp_path) == of_one
     assert last_self_test(found.device, other, tmp_path) is None
+    # Another card in the same computer; a run that uses none says nothing of it.
+    card, another = (build.ENVIRONMENT.model_copy(update={"gpus": (name,)}) for name in ("RTX 4090", "RTX 5090"))
+    keep_self_test(of_card := found.model_copy(update={"environment": card}), tmp_path)
+    assert last_self_test(found.device, another, tmp_path) is None
+    assert last_self_test(found.device, build.ENVIRONMENT, tmp_path) == of_card
     keep_self_test(found, tmp_path)
     kept.write_text("{", encoding="utf-8")
     with caplog.at_level(logging.WARNING):

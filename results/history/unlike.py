@@ -19,9 +19,9 @@ WHATS: Final[dict[What, str]] = {
     "requests": "other questions",
     "methods": "measured beside modelled, and other ways to a figure",
     "meters": "joules of other meters",
-    "machines": "another processor, core count, memory, or phone of one model",
+    "machines": "another processor, core count, memory, NVIDIA GPU, or phone of one model",
     "systems": "another operating system",
-    "versions": "other versions of Python, packages, joulebench or its kernels",
+    "versions": "other versions of Python, packages, NVIDIA's driver, joulebench or its kernels",
     "roads": "computed in unlike ways (decision 0025)",
 }
 MEMORY_ALIKE: Final = 0.02
@@ -63,6 +63,8 @@ def unlike_environments(first: Environment | None, second: Environment | None) -
         apart = abs(first.memory_bytes - second.memory_bytes) / max(first.memory_bytes, second.memory_bytes)
         if apart > MEMORY_ALIKE:
             yield Unlike("machines", f"memory {format_bytes(first.memory_bytes)}; {format_bytes(second.memory_bytes)}")
+    if gpus := first.other_gpus(second):
+        yield Unlike("machines", f"GPU {'; '.join(gpus)}")
     if first.os != second.os:
         yield Unlike("systems", f"{first.os}; {second.os}")
     versions = _versions(first, second)
@@ -84,6 +86,8 @@ def _versions(first: Environment, second: Environment) -> list[str]:
         one, other = first.packages.get(name, "none"), second.packages.get(name, "none")
         if one != other:
             found.append(f"{name} {one}; {other}")
+    if drivers := first.other_gpu_driver(second):
+        found.append(f"GPU driver {'; '.join(drivers)}")
     one_build, other_build = _built(first.build), _built(second.build)
     return [*found, f"kernels {one_build}; {other_build}"] if one_build != other_build else found
 

@@ -32,7 +32,8 @@ def subject_of(run: RunData, device: str) -> str:
     if machine is None:
         return named
     cores = f", {machine.n_cores} core{'s' if machine.n_cores != 1 else ''}" if machine.n_cores else ""
-    return f"{named} on {machine.cpu_model}{cores}"
+    gpus = f", with {', '.join(machine.gpus)}" if machine.gpus else ""
+    return f"{named} on {machine.cpu_model}{cores}{gpus}"
 
 
 def caveats_of(run: RunData, device: str) -> tuple[Caveat, ...]:

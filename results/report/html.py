@@ -200,6 +200,8 @@ def machine_rows(environment: Environment) -> list[tuple[str, str]]:
         ("processor", environment.cpu_model),
         ("cores", NOT_TOLD if n_cores is None else f"{n_cores}, {environment.n_threads} threads if none are asked"),
         ("memory", NOT_TOLD if memory_bytes is None else format_bytes(memory_bytes)),
+        *([("GPU", ", ".join(environment.gpus))] if environment.gpus else []),
+        *([("GPU driver", environment.gpu_driver)] if environment.gpu_driver else []),
         ("system", f"{environment.os}, {environment.machine}"),
         ("Python", environment.python),
         ("joulebench", environment.joulebench),
