@@ -255,7 +255,7 @@ def _part(entry: sweep.Entry, spec: Element) -> Part[Element]:
     if isinstance(spec, ModelSpec | PlayedModelSpec):
         name = spec.label
     else:
-        name = spec.label or spec.name if isinstance(spec, NamedWorkload) else spec.name
+        name = spec.called if isinstance(spec, NamedWorkload) else spec.name
     return Part(entry.path, entry.suffix, spec, f"{name}[{entry.suffix}]" if entry.suffix else name)
 
 

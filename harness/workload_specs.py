@@ -65,6 +65,11 @@ class NamedWorkload(Record):
     label: str | None = Field(None, max_length=MAX_NAME)
     """What tables call it, in the place of its name."""
 
+    @property
+    def called(self) -> str:
+        """By tables and messages."""
+        return self.label or self.name
+
     def build(self, data_root: Path | None, allow_code: bool) -> Workload:
         """Raises `WorkloadError`, also where it runs code that a model wrote and `allow_code` does not let it."""
         raise NotImplementedError
@@ -135,6 +140,11 @@ class CodeTaskSpec(GeneratingParameters, NamedWorkload):
 
 class AnyTaskSpec(AnyTaskParameters, NamedWorkload):
     name: Literal["lm_eval"]
+
+    @property
+    def called(self) -> str:
+        """The task: of two tasks of lm-eval no table would say which is which."""
+        return self.label or (self.task if len(self.task) <= MAX_NAME else self.name)
 
     def build(self, data_root: Path | None, allow_code: bool) -> Workload:
         return AnyTask(self, data_root)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.plan import build_plan
 from results.records import Request, Score
 from tests.command import joulebench
 from tests.fakes.answers import answer
@@ -24,6 +27,14 @@ from workloads.single_task import SingleTask, TaskBenchmark
 
 TOKENIZER = TinyTokenizer()
 LONG = 100_000
+PLAN = """
+schema = 1
+name = "offline"
+model = { source = "bundled:tiny-qwen3-moe" }
+engine = [{ name = "dropless", technique = { name = "dropless" } }]
+workload = [{ name = "lm_eval", task = "arc_easy" }]
+device = [{ name = "host" }]
+"""
 
 
 def any_task(root: Path | None, **parameters: Any) -> Benchmark:
@@ -96,6 +107,24 @@ def test_named_files_may_be_parquet_and_absent_ones_are_told(items: Path, tmp_pa
         any_task(tmp_path, task="gsm8k", data_files={"test": "test.jsonl"}).requests(TOKENIZER, LONG)
 
 
+def test_rows_of_named_files_are_told_by_the_files(tmp_path: Path) -> None:
+    """A table said "items: ." of a file in the current folder, and so did the refusal of its rows."""
+    write_rows(tmp_path / "mine.jsonl", [{"no": "such column"}])
+    own = any_task(tmp_path, task="arc_easy", data_files={"test": "mine.jsonl"})
+    assert own.data_source == str(tmp_path / "mine.jsonl")
+    with pytest.raises(WorkloadError, match=f"cannot read the rows of {re.escape(str(tmp_path / 'mine.jsonl'))}"):
+        own.requests(TOKENIZER, LONG)
+
+
+def test_tables_call_a_task_by_its_name_and_two_of_them_by_theirs() -> None:
+    """Both were "lm_eval", with a number behind it: no table said which task its accuracy is of."""
+    raw = tomllib.loads(PLAN)
+    [only] = build_plan(raw).cells
+    assert only.cell.workload == "arc_easy"
+    raw["workload"] += [{"name": "lm_eval", "task": "sciq"}, {"name": "lm_eval", "task": "piqa", "label": "lm_eval"}]
+    assert [c.cell.workload for c in build_plan(raw).cells] == ["arc_easy", "sciq", "lm_eval"]
+
+
 def test_rows_of_another_schema_are_told_with_the_one_expected(tmp_path: Path) -> None:
     write_rows(tmp_path / "test.jsonl", [{"text": "hello"}])
     with pytest.raises(WorkloadError, match=r"cannot read the rows.*the schema of openai/gsm8k is expected"):
@@ -147,16 +176,6 @@ def test_a_group_by_name_is_scored_as_a_whole_and_by_task(tmp_path: Path) -> Non
     assert found == {"acc": 0.5, "acc/wmdp_bio": 0.0, "acc/wmdp_chem": 1.0, "acc/wmdp_cyber": 0.0}
 
 
-PLAN = """
-schema = 1
-name = "offline"
-model = { source = "bundled:tiny-qwen3-moe" }
-engine = [{ name = "dropless", technique = { name = "dropless" } }]
-workload = [{ name = "lm_eval", task = "arc_easy" }]
-device = [{ name = "host" }]
-"""
-
-
 @pytest.mark.slow
 def test_offline_a_task_of_the_hub_fails_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plan.toml").write_text(PLAN)
@@ -164,5 +183,5 @@ def test_offline_a_task_of_the_hub_fails_before_anything_runs(tmp_path: Path, mo
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     run = joulebench("run", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "run"))
     assert run.code == 2
-    assert "workload lm_eval: allenai/ai2_arc (test) could not be read from the hub or its cache" in run.stderr
+    assert "workload arc_easy: allenai/ai2_arc (test) could not be read from the hub or its cache" in run.stderr
     assert not (tmp_path / "run").exists()

@@ -40,7 +40,7 @@ class AnyTask(ScoredOnce):
                 for split, name in parameters.data_files.items()
             }
             parts = [_part_of_files(definitions[0], files)]
-            source = ", ".join(dict.fromkeys(str(file.parent) for file in files.values()))
+            source = ", ".join(dict.fromkeys(map(str, files.values())))
         else:
             kind = parameters.data or ("folder" if data_root else "hub")
             parts = [_part(definition, kind, data_root) for definition in definitions]
