@@ -11,6 +11,7 @@ from devices.memory import usable_memory
 from engines.errors import EngineError, FewSlotsError
 from engines.expert_memory import ExpertMemory, fills_buffers
 from engines.model.checkpoints import CheckpointFacts
+from engines.pricing.room import kept_on_gpu
 from engines.pricing.shapes import own_shape, quantised
 from engines.sizes import own_sizes
 from engines.techniques.context import ModelSizes
@@ -314,10 +315,7 @@ def not_kept(engine: EngineSpec, sizes: ModelSizes, device: DeviceSpec) -> str |
 
 def _kept(move: SlicesParameters | CacheParameters, sizes: ModelSizes, n_held: int | None) -> tuple[int, int]:
     """Experts of each layer, and of all layers together. Raises `EngineError`."""
-    n_slots = move.slots_of_layer(sizes, n_held)
-    if isinstance(move, CacheParameters):
-        return n_slots, move.slots_of_model(sizes, n_held)
-    return n_slots, n_slots * sizes.n_sparse_layers
+    return move.slots_of_layer(sizes, n_held), round(kept_on_gpu(move, ("gpu",), sizes, n_held))
 
 
 def _keeping(engine: EngineSpec) -> SlicesParameters | CacheParameters | None:

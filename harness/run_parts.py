@@ -28,7 +28,6 @@ from engines.parallel.torchrun import Meeting
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.playing import PlayedModelEngine, most_tokens
-from engines.pricing.room import lacks_room
 from engines.pricing.shapes import sizes_of
 from engines.profile import Learnt, Profile
 from engines.profile_files import profile_folder, read_profile
@@ -52,6 +51,7 @@ from harness.references import as_lossless
 from harness.samples import samples_of
 from harness.schema import EngineSpec, TrialProtocol
 from harness.session import ArmScores, Passed, PreparedCell
+from harness.technique_problems import lacks_room_on
 from harness.workload_specs import WorkloadSpec
 from results.environments import Environment
 from results.records import NO_MODEL, Request, Sample
@@ -269,14 +269,13 @@ class RunParts:
                 checkpoint = self._checkpoint(plan)
                 config = checkpoint.config
                 shape = shape_on(plan.device, plan.own_engine, plan.model, config)
-                technique = plan.own_engine.technique
-                fetches = isinstance(technique, Composed) and technique.choices.move.moves_weights
-                if why := lacks_room(technique.units, fetches, device.timeline.sheet, shape, technique.backbone):
+                backbone, own = plan.own_engine.technique.backbone, own_sizes(config)
+                if why := lacks_room_on(device.timeline.sheet, shape, plan.own_engine, own):
                     raise why
                 sizes = sizes_of(shape)
                 costs = None if sizes is None else SheetCosts(device.timeline.sheet, sizes)
                 reference = self._reference_engine(plan, sizes, costs)
-                engine = ModelledEngine(reference, device.timeline, technique.backbone, shape, own_sizes(config))
+                engine = ModelledEngine(reference, device.timeline, backbone, shape, own)
             self._engines[key] = engine
         return self._engines[key]
 

@@ -6,12 +6,12 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 
-from devices.models.sheet import available_sheets
-from engines.errors import EngineError
+from devices.models.sheet import Sheet, available_sheets
+from engines.errors import EngineError, NoRoomError
 from engines.model.checkpoints import CheckpointFacts
 from engines.pricing.costs import costs_of, sizes_of_named
-from engines.pricing.room import lacks_room
-from engines.pricing.shapes import NAMED_SHAPES, own_shape, priced_shape, sizes_of
+from engines.pricing.room import kept_of_shape, kept_on_gpu, lacks_room
+from engines.pricing.shapes import NAMED_SHAPES, ModelShape, own_shape, priced_shape, sizes_of
 from engines.sizes import own_sizes
 from engines.techniques.choices import Choices
 from engines.techniques.context import ModelSizes
@@ -140,10 +140,22 @@ def room_warnings(
         if choices is not None and device.spec.is_modelled and mismatch(engine.spec, device.spec) is None:
             with contextlib.suppress(EngineError):  # a shape that cannot be priced is told of the device
                 shape = shape_on(device.spec, engine.spec, model, facts.config)
-                units, fetches = choices.place.units, choices.move.moves_weights
-                found = lacks_room(units, fetches, sheet_of(device.spec), shape, choices.backbone)
+                found = lacks_room_on(sheet_of(device.spec), shape, engine.spec, own_sizes(facts.config))
                 if found is not None:
                     yield f"engine {engine.label}: its cells will say {found}"
+
+
+def lacks_room_on(sheet: Sheet, shape: ModelShape, engine: EngineSpec, own: ModelSizes | None) -> NoRoomError | None:
+    """Why a model that is priced at a shape does not fit, or None. own: of the model that runs; None of a dense one.
+    Raises `EngineError` of a memory for experts that holds too few."""
+    choices, technique = choices_of(engine), engine.technique
+    if choices is None:
+        return lacks_room(technique.units, False, sheet, shape, technique.backbone)
+    n_held = None if engine.expert_memory is None else int(engine.expert_memory / shape.expert_bytes)
+    n_run = None if own is None else own.n_sparse_layers
+    n_kept = kept_of_shape(choices.move, technique.units, shape, n_held, n_run)
+    fetches = choices.move.moves_weights
+    return lacks_room(technique.units, fetches, sheet, shape, technique.backbone, n_kept=n_kept)
 
 
 def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
@@ -196,7 +208,7 @@ def too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device:
     held = sheet_of(device).capacity_bytes("gpu")
     if not isinstance(choices.move, FetchParameters) or held is None:
         return None
-    n = choices.move.gpu_slots * sizes.n_sparse_layers / own.n_sparse_layers
+    n = kept_on_gpu(choices.move, choices.place.units, sizes, None, own.n_sparse_layers)
     if n * sizes.expert_bytes <= held:
         return None
     given, (are, holds) = f"gpu_slots = {choices.move.gpu_slots}", told_apart(n * sizes.expert_bytes, held)

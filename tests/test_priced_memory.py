@@ -9,15 +9,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from devices.models.sheet import load_sheet
 from engines.base import unheard
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import load_checkpoint
+from engines.pricing.cells import Cell, lacks_room_for, parameters
 from engines.pricing.published_shapes import DEEPSEEK_MOE_16B, PHI_3_5_MOE
+from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import sizes_of
 from engines.reference import ReferenceEngine
 from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters
+from engines.techniques.parameters import Composed
 from engines.techniques.place.ranks import EplbParameters
 from engines.techniques.presets import preset_parameters
 from harness.plan import PlanError
@@ -99,6 +103,57 @@ def test_a_cache_in_a_modelled_gpu_has_slots_that_fit_there(given: dict[str, obj
 @pytest.mark.parametrize("arm", [prefetching(slots=3), prefetching("5033164800"), prefetching("17179869184")])
 def test_experts_that_just_fit_there_are_taken(arm: dict[str, object]) -> None:
     assert checked(engine=[arm], device=[PHI]).cells
+
+
+KEPT = (
+    # Experts of Phi-3.5-MoE that lie in the GPU's memory, of 32 layers together. The fetched ones of fiddler are of the
+    # 4 layers that run, each of which stands for 8.
+    ({"name": "ndp-tp-pre", "slots": 2}, None, 64),
+    ({"name": "ndp-tp-pre", "slots": 3}, None, 96),
+    ({"name": "ndp"}, "15.2GB", 96),
+    ({"name": "ndp-tp-lb"}, None, 0),
+    ({"name": "lru", "unit": "gpu", "backbone": "gpu", "slots": 3}, None, 96),
+    ({"name": "static", "unit": "gpu", "backbone": "gpu", "slots": 2, "stay": "first"}, None, 66),
+    ({"name": "fiddler", "gpu_slots": 11, "stay": "first"}, None, 88),
+    ({"name": "monde", "gpu_slots": 12, "stay": "first"}, None, 96),
+)
+
+
+@pytest.mark.parametrize(("technique", "memory", "n_kept"), KEPT)
+def test_experts_that_stay_lie_beside_what_every_token_passes_through(
+    technique: dict[str, object], memory: str | None, n_kept: int
+) -> None:
+    """By hand, in bf16. Attention of a layer: 4096 x 128 x 2 x (32 + 8) values; routers: 4096 x 16; embedding and
+    head: 32064 x 4096 each. 3.21 GB in all, beside which 13.96 GB of the GPU's 17.18 are left: 88 experts."""
+    others_bytes = 2 * (32 * (4096 * 128 * 2 * 40 + 4096 * 16) + 2 * 32064 * 4096)
+    assert PHI_3_5_MOE.others_bytes == others_bytes
+    fits = others_bytes + n_kept * EXPERT_BYTES <= 2**34
+    assert fits == (n_kept <= 88)
+    arm = {"name": "arm", "technique": technique} | ({} if memory is None else {"expert_memory": memory})
+    told = checked(engine=[arm], device=[PHI]).warnings
+    slots = None if memory is None else 15_200_000_000 // EXPERT_BYTES
+    cell = Cell(
+        load_sheet("rtx5080-ndp"), PHI_3_5_MOE, _parameters(technique, 8), UniformRouting(), 1, expert_slots=slots
+    )
+    lacks = lacks_room_for(cell)
+    if fits:
+        assert told == ()
+        assert lacks is None
+        return
+    (line,) = told
+    assert line == f"engine arm: its cells will say {lacks}"
+    assert (
+        "oom: 2.99 GiB of what every token of phi-3.5-moe passes through beside 14.1 GiB of experts that stay" in line
+    )
+    assert "use narrower weights, more units, fewer of these experts, or a smaller model" in line
+
+
+def _parameters(technique: dict[str, object], n_for_one: int) -> Composed:
+    """Of the priced model alone, which has n_for_one layers for each that runs."""
+    given = {key: value for key, value in technique.items() if key != "name"}
+    if "gpu_slots" in given:
+        given["gpu_slots"] = n_for_one * int(str(given["gpu_slots"]))
+    return parameters(str(technique["name"]), **given)
 
 
 def test_the_host_counts_the_model_that_runs() -> None:

@@ -19,7 +19,7 @@ from engines.errors import EngineError, NoRoomError
 from engines.pricing.costs import SheetCosts
 from engines.pricing.counted_plans import CountedPlans
 from engines.pricing.played import Foresight, PlayedStep, dense_steps, played_steps, profile_of_source
-from engines.pricing.room import lacks_room
+from engines.pricing.room import kept_of_shape, lacks_room
 from engines.pricing.routing_sources import RoutingSource
 from engines.pricing.schedule import Schedule, lm_head, unit_of_rest
 from engines.pricing.shapes import ModelShape, sizes_of
@@ -269,13 +269,15 @@ def check_places_nothing(cell: Cell) -> None:
 
 
 def lacks_room_for(cell: Cell) -> NoRoomError | None:
-    """Why its experts, or the keys and values of its requests, fit nowhere on its sheet; or None."""
+    """Why its experts, or the keys and values of its requests, fit nowhere on its sheet; or None. Raises `EngineError`
+    of a memory for experts that holds too few."""
     units = cell.technique.units
     if units == ("rank:0",):
         units = tuple(f"rank:{i}" for i in range(cell.ranks))
     cached_tokens = cell.batch * (cell.cached_tokens + cell.prompt_tokens + cell.decode_steps)
-    moves = cell.technique.choices.move.moves_weights
-    return lacks_room(units, moves, cell.sheet, cell.shape, cell.unit, cached_tokens)
+    move = cell.technique.choices.move
+    n_kept = kept_of_shape(move, units, cell.shape, cell.expert_slots)
+    return lacks_room(units, move.moves_weights, cell.sheet, cell.shape, cell.unit, cached_tokens, n_kept)
 
 
 def foresight_of(cell: Cell, sizes: ModelSizes) -> Foresight | None:

@@ -8,8 +8,15 @@ from typing import Literal, NamedTuple
 from devices.base import Unit
 from devices.models.sheet import Sheet
 from engines.errors import EngineError, NoRoomError
-from engines.pricing.shapes import ModelShape
+from engines.pricing.shapes import ModelShape, sizes_of
+from engines.techniques.base import MoveParameters
+from engines.techniques.context import ModelSizes
+from engines.techniques.move.caches import CacheParameters
+from engines.techniques.move.fetch import FetchParameters
+from engines.techniques.move.slices import SlicesParameters
 from results.units import MIB, format_bytes
+
+GPU: Unit = "gpu"
 
 
 def lacks_room(
@@ -19,6 +26,7 @@ def lacks_room(
     shape: ModelShape,
     backbone: Unit | None = None,
     cached_tokens: int = 0,
+    n_kept: float = 0,
 ) -> NoRoomError | None:
     """Why they do not, as "N.S." of NDP units or else "oom"; or None: where nobody states a memory too.
 
@@ -48,19 +56,49 @@ def lacks_room(
     )  # fmt: skip
     if found is None and backbone is not None and not lies_there:
         words = f"of what every token of {shape.name} passes through"
-        return _lacking([backbone], others_bytes, rest._replace(weights_bytes=0.0), words, cached, sheet, "oom")
+        kept_bytes = n_kept * shape.expert_bytes if backbone == GPU else 0.0
+        beside = rest._replace(weights_bytes=0.0, kept_bytes=kept_bytes)
+        return _lacking([backbone], others_bytes, beside, words, cached, sheet, "oom")
     return found
 
 
+def kept_on_gpu(
+    move: MoveParameters, units: Sequence[Unit], sizes: ModelSizes, n_held: int | None, n_run: int | None = None
+) -> float:
+    """Experts of all layers together that a technique keeps in a GPU's memory, fetched from elsewhere. units: where
+    they are computed. sizes: of the model that is priced. n_held: as of `BuildContext.expert_slots`. n_run: layers with
+    experts of the model that runs, where it is another: those that are priced take its plans in turn, and so do the
+    experts that lie there. Raises `EngineError` where the memory holds too few."""
+    if GPU not in units:
+        return 0
+    if isinstance(move, SlicesParameters) and move.prefetch:
+        return move.slots_of_layer(sizes, n_held) * sizes.n_sparse_layers
+    if isinstance(move, CacheParameters):
+        return move.slots_of_model(sizes, n_held)
+    if isinstance(move, FetchParameters):
+        return move.gpu_slots * sizes.n_sparse_layers / (n_run or sizes.n_sparse_layers)
+    return 0
+
+
+def kept_of_shape(
+    move: MoveParameters, units: Sequence[Unit], shape: ModelShape, n_held: int | None, n_run: int | None = None
+) -> float:
+    """The same at a model's shape; 0 of a dense one."""
+    sizes = sizes_of(shape)
+    return 0 if sizes is None else kept_on_gpu(move, units, sizes, n_held, n_run)
+
+
 class _Rest(NamedTuple):
-    """Beside the experts: weights that every token passes through, and keys and values."""
+    """Beside the experts: weights that every token passes through, and keys and values. kept_bytes: of experts, beside
+    the former."""
 
     weights_bytes: float
     cached_bytes: float
+    kept_bytes: float = 0.0
 
     @property
     def n_bytes(self) -> float:
-        return self.weights_bytes + self.cached_bytes
+        return self.weights_bytes + self.cached_bytes + self.kept_bytes
 
 
 NO_REST = _Rest(0.0, 0.0)
@@ -104,8 +142,13 @@ def _lacking(
     besides = shorter = ""
     if n_bytes <= held_bytes and rest.n_bytes:
         besides = f" beside {_told(rest.weights_bytes)} of the rest" if rest.weights_bytes else ""
+        if rest.kept_bytes:
+            besides, shorter = (
+                f" beside {_told(rest.kept_bytes)} of experts that stay there",
+                ", fewer of these experts",
+            )
         if cached:
-            besides, shorter = besides + cached, ", a shorter context"
+            besides, shorter = besides + cached, f"{shorter}, a shorter context"
     return NoRoomError(
         result,
         f"{_told(n_bytes)} {what}{besides}, and {', '.join(homes)} of sheet {sheet.name}"
