@@ -200,6 +200,11 @@ def test_an_architecture_that_is_null_is_told_by_the_model_type(model_type: str,
         ),
         ("DeepSeek-V3", {"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers 1000000 is more than any model"),
         ("DeepSeek-V3", {"norm_topk_prob": None}, "norm_topk_prob must be true or false, found None"),
+        (
+            "DeepSeek-V3",
+            {"n_group": 256, "topk_group": 8},
+            "n_group 256 leaves one of n_routed_experts 256 to a group, and a group is as good as its two best",
+        ),
         ("Llama-4-Scout-17B-16E", {"text_config": 5}, "text_config must be an object, found 5"),
         (
             "Llama-4-Scout-17B-16E",

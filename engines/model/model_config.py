@@ -369,6 +369,12 @@ def _router(raw: Mapping[str, Any], router: RouterFamily, n_experts: int, top_k:
             f" {top_groups} of n_group {n_groups} equal groups",
             *("num_experts_per_tok", router.n_experts_key, "topk_group", "n_group"),
         )
+    if router.group_score == "two best" and top_groups < n_groups == n_experts:
+        raise ConfigError(
+            f"n_group {n_groups} leaves one of {router.n_experts_key} {n_experts} to a group, and a group is as good as"
+            " its two best",
+            *("n_group", router.n_experts_key),
+        )
     normalise = switch(raw, "norm_topk_prob") if router.normalise == "config" else router.normalise
     return RouterConfig(
         scoring=router.scoring,
