@@ -124,9 +124,23 @@ class CompletionAsked(Asked):
             raise BadRequestError("stream: takes one prompt, and no echo; leave stream out")
 
 
+class TextPart(_Keys):
+    type: Literal["text"]
+    text: str
+
+
 class Message(_Keys):
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+    @property
+    def said(self) -> dict[str, str]:
+        """As a chat template takes it. Parts are lines, as in vLLM and llama-server."""
+        content = self.content
+        return {
+            "role": self.role,
+            "content": content if isinstance(content, str) else "\n".join(part.text for part in content),
+        }
 
 
 class ChatAsked(Asked):
@@ -163,6 +177,9 @@ def read_asked(schema: type[A], body: bytes) -> A:
 
 
 def _told(error: Any) -> str:
+    if error["loc"][:1] == ("messages",) and error["loc"][2:3] == ("content",) and error["loc"][3:]:
+        # One error for each kind that it could have been.
+        return f'messages[{error["loc"][1]}].content: must be a text, or parts {{"type": "text", "text": "..."}} alone'
     where = _place(error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{where}: this server does not know the key; leave it out"

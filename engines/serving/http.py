@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 from engines.errors import EngineError
 from engines.serving.asked import BadRequestError, ChatAsked, CompletionAsked, read_asked
@@ -87,7 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_from_here():
             return
         road = roads.get(self.path)
-        if road is None:
+        if self.path.startswith(ONE_MODEL):
+            self._tell_model(unquote(self.path.removeprefix(ONE_MODEL)))
+        elif road is None:
             self._refuse(
                 HTTPStatus.NOT_FOUND, f"{self.path}: there are /health, /version, /v1/models, and, with POST, {POSTS}"
             )
@@ -157,9 +160,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, f"body of {len(body)} bytes: {length} were announced")
         return None
 
-    def _models(self) -> dict[str, Any]:
+    def _model(self) -> dict[str, Any]:
         own = {"id": self.server.model, "object": "model", "created": self.server.started_s, "owned_by": "joulebench"}
-        return {"object": "list", "data": [own | {"max_model_len": self.server.computing.engine.max_length}]}
+        return own | {"max_model_len": self.server.computing.engine.max_length}
+
+    def _models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model()]}
+
+    def _tell_model(self, name: str) -> None:
+        if name == self.server.model:
+            self._reply(HTTPStatus.OK, self._model())
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, self._other_model(name))
+
+    def _other_model(self, name: str) -> str:
+        return f"model {name!r:.100}: this server has {self.server.model!r} only"
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -192,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise BadRequestError(f"{self.server.model}: has no chat template; use /v1/completions")
         try:
             # A begin token is the template's to set: the tokenizer adds none.
-            prompt = tokenizer.encode(tokenizer.chat([message.model_dump() for message in asked.messages]))
+            prompt = tokenizer.encode(tokenizer.chat([message.said for message in asked.messages]))
         except EngineError as error:
             raise BadRequestError(str(error)) from error
         job = self.server.computing.ask(prompt, asked, asked.most_tokens)
@@ -210,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.server.model):
-            raise BadRequestError(f"model {name!r:.100}: this server has {self.server.model!r} only")
+            raise BadRequestError(self._other_model(str(name)))
 
     def _named(self, kind: str) -> dict[str, Any]:
         number = time.time_ns()
@@ -329,6 +344,7 @@ class _Handler(BaseHTTPRequestHandler):
             return True
 
 
+ONE_MODEL = "/v1/models/"
 POSTS = "/v1/completions and /v1/chat/completions"
 
 

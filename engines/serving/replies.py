@@ -64,7 +64,10 @@ def chat_choice(answered: Answered, asked: ChatAsked) -> dict[str, Any]:
     message = {"role": "assistant", "content": answered.completion.text}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": answered.ended_by}
     if asked.return_token_ids:
-        choice["token_ids"] = list(answered.completion.token_ids)
+        choice |= {
+            "token_ids": list(answered.completion.token_ids),
+            "prompt_token_ids": list(answered.request.prompt_ids),
+        }
     return choice
 
 

@@ -1,0 +1,89 @@
+"""What clients of other servers send to `joulebench serve` too: texts in parts, and a question for one model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from engines.serving.http import LocalServer
+from tests.protocol_server import MODEL, events, post, served
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    with served() as found:
+        yield found
+
+
+def got(server: LocalServer, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def answered(server: LocalServer, content: object) -> tuple[list[int], str]:
+    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
+    _, found = post(server, CHAT, asked | {"return_token_ids": True})
+    (choice,) = found["choices"]
+    return choice["prompt_token_ids"], choice["message"]["content"]
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def test_parts_of_a_message_are_its_lines(server: LocalServer) -> None:
+    """vLLM and llama-server join them so."""
+    whole = answered(server, "The key is blue.\nWhere is it?")
+    assert answered(server, parts("The key is blue.", "Where is it?")) == whole
+    assert answered(server, parts("The key is blue.\nWhere is it?")) == whole
+    assert answered(server, parts("The key is blue. Where is it?")) != whole
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        5,
+        ["a text"],
+        [{"type": "text"}],
+        [{"type": "text", "text": "What is here?"}, {"type": "image_url", "image_url": {"url": "data:"}}],
+    ],
+    ids=["no part", "a number", "no object", "no text", "an image"],
+)
+def test_what_no_text_model_can_read_is_refused_in_one_line(server: LocalServer, content: object) -> None:
+    asked = {"messages": [{"role": "system", "content": "Answer."}, {"role": "user", "content": content}]}
+    status, found = post(server, CHAT, asked)
+    assert status == 400
+    told = 'messages[1].content: must be a text, or parts {"type": "text", "text": "..."} alone'
+    assert found["error"]["message"] == told
+
+
+def test_an_answer_tells_the_ids_that_its_stream_tells(server: LocalServer) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    asked = {"messages": messages, "max_tokens": 3, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    (whole,) = post(server, CHAT, asked)[1]["choices"]
+    choices = [chunk["choices"][0] for chunk in events(server, CHAT, asked)[:-1]]
+    assert [whole["prompt_token_ids"]] == [c["prompt_token_ids"] for c in choices if "prompt_token_ids" in c]
+    assert whole["token_ids"] == [i for c in choices for i in c.get("token_ids", ())]
+    assert len(whole["token_ids"]) == 3
+
+
+def test_one_model_is_told_by_its_name(server: LocalServer) -> None:
+    (of_all,) = got(server, "/v1/models")[1]["data"]
+    for name in (MODEL, quote(MODEL, safe="")):
+        assert got(server, f"/v1/models/{name}") == (200, of_all)
+    status, found = got(server, "/v1/models/another")
+    assert status == 404
+    assert found["error"]["message"] == f"model 'another': this server has {MODEL!r} only"
