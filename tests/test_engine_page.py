@@ -275,6 +275,8 @@ def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
     assert f"Beside transformers, in f32, it is {faster} times as fast." in text
     ours = [ratios(chosen("busy-neighbour", f"{phase}, ours", "alone"), 2) for phase in ("decode", "prefill")]
     assert f"decoding keeps {ours[0]} of its quiet rate, and a prompt {ours[1]}" in text
+    intel = [row for row in chosen("busy-neighbour", "decode, ours", "alone") if "family 6" in row.machine]
+    assert f"where decoding keeps least ({ratios(intel, 2)})" in text
     theirs = [ratios(chosen("busy-neighbour", f"{phase}, llama.cpp", "alone"), 2) for phase in ("decode", "prefill")]
     assert f"llama.cpp with OpenMP keeps {theirs[0]} and {theirs[1]}" in text
     long = [
@@ -294,6 +296,14 @@ def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
     assert experts.conditions.startswith("16 experts")
     assert dense.conditions.startswith("dense")
     assert f"16 experts keep {experts.ratio:.2f} in int8 by int8, and the dense model {dense.ratio:.2f} in f32" in text
+    floats, by_int8 = (
+        chosen("long-prompts", "prefill", "1024", form, "prompt 16384", INTEL) for form in ("f32", "int8 by int8")
+    )
+    assert len(floats) == len(by_int8) == 2
+    assert (
+        f"On the Emerald Rapids 16 experts and the dense model keep {ratios(floats, 2)} in f32, and"
+        f" {ratios(by_int8, 2).replace('to', 'and')} in int8 by int8." in text
+    )
 
 
 def test_the_page_quotes_what_a_cache_in_16_bits_gives() -> None:
@@ -374,7 +384,7 @@ def test_the_page_quotes_items_a_second_beside_lm_eval(place: str, in_bf16: bool
 
 def test_a_second_thread_never_costs_more_than_it_brings() -> None:
     rows = chosen("lm-eval-speed", "", "ours with one thread")
-    assert len(rows) == 22
+    assert len(rows) == 23
     assert all((row.ratio or 0) >= 1 for row in rows)
     assert f"A second thread makes it {ratios(rows, 1)} times as fast" in words_of("docs/engine.md")
 
