@@ -52,6 +52,39 @@ def test_problems_of_options_and_of_the_plan_are_told_together_and_once(tmp_path
     assert told == [*swept, "model.source", "--space engine.cores=1", "--space device.x"]
 
 
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        (("--search", "exhaustive"), {"tree": "fig6", "least_gain": "0.05"}),
+        (("--exhaustive",), {"tree": "fig6"}),
+        (("--objective", "latency"), {"alpha": "1", "w_per_ghz2": "0.5", "static_w": "2"}),
+        ((), {"w_per_ghz2": "0.5", "scale_prime": "2", "idle_factor": "0.1"}),
+        ((), {"w_per_thread": "2"}),
+        (("--search", "aecs-measured"), {"static_w": "2"}),
+        (("--search", "aecs", "--constant", "alpha=0"), {"static_w": "2"}),
+    ],
+)
+def test_a_constant_that_nothing_would_read_is_refused(options: tuple[str, ...], idle: dict[str, str]) -> None:
+    given = [word for key, value in idle.items() for word in ("--constant", f"{key}={value}")]
+    found = joulebench("tune", *options, *given)
+    assert found.code == EXIT_BAD_PLAN
+    told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
+    assert told == [f"--constant {key}={value}" for key, value in idle.items()]
+    assert all("has no effect" in line for line in found.problems)
+
+
+def test_a_constant_that_something_reads_is_not_refused() -> None:
+    """Candidates of a search by code are tried in the order of their estimated power, whatever alpha is."""
+    for options in (
+        ("--search", "aecs-code", "--constant", "alpha=0", "--constant", "static_w=2"),
+        ("--search", "exhaustive", "--constant", "alpha=0.5", "--constant", "static_w=2"),
+        ("--objective", "pareto", "--constant", "alpha=1", "--constant", "w_per_thread=2"),
+        ("--objective", "latency", "--constant", "least_gain=0.05"),
+    ):
+        found = joulebench("tune", *options, "--name", "a b")
+        assert [line.split(":")[1].strip() for line in found.problems] == ["--name a b"]
+
+
 def test_a_key_that_the_engine_has_not_is_told_beside_what_else_is_wrong() -> None:
     found = joulebench("tune", "--name", "a b", "--space", "engine.nope=[1,2]", "--space", "engine.threads=[1,2]")
     assert ["--name a b" in found.problems[0], "nope" in found.problems[1], len(found.problems)] == [True, True, 2]

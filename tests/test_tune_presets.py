@@ -19,10 +19,11 @@ from harness.tuning.asked import _evidence
 from harness.tuning.checking import verdict_of
 from harness.tuning.choice_table import savings
 from harness.tuning.core_race import core_race
+from harness.tuning.cores import races_all
 from harness.tuning.display import candidate_records, candidate_rows, order_words, sentence, taken_words
 from harness.tuning.pages import front_chart, write_session
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
-from harness.tuning.presets import COUNTS, parameters_of, probed_once, told
+from harness.tuning.presets import COUNTS, idle_constants, parameters_of, probed_once, told
 from harness.tuning.probing import Probe
 from harness.tuning.profile import Check, CheckedRatio, Fingerprint, TunedProfile
 from harness.tuning.race import AllFailedError, Ask, Estimate, Failed, Reading, Rules, drive, measured_j, race
@@ -103,6 +104,14 @@ def test_constants_are_read_and_all_bad_ones_told_at_once() -> None:
     with pytest.raises(PlanError) as caught:
         parameters_of("tree", 0.08, ["alpha=2", "ends_at=0.9", "tree=oak", "alpha", "least_gain=true"])
     assert len(caught.value.problems) == 5
+
+
+def test_where_few_selections_are_raced_whole_no_constant_of_the_tree_is_read() -> None:
+    """Up to six (docs/tuning.md). A search of the source walks its tree on whatever device."""
+    given = ["tree=fig6", "least_gain=0.05"]
+    for search, n, n_idle in (("tree", 6, 2), ("tree", 7, 0), ("exhaustive", 39, 2), ("aecs", 3, 0)):
+        found = parameters_of(search, 0.08, given)
+        assert len(idle_constants(found, given, "energy", races_all(search, n))) == n_idle
 
 
 def test_every_preset_says_what_it_is_by_its_constants() -> None:

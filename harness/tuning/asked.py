@@ -21,9 +21,9 @@ from harness.run_parts import RunParts, data_root
 from harness.runner import Progress
 from harness.tuning.asked_plan import Asked, CheckedPlan, checked_plan
 from harness.tuning.checking import CHECK_FOLDER, CHECK_REPORT, NoPairsError, check_plan, run_check
-from harness.tuning.cores import WHOLE, choosable, core_candidates, core_searches
+from harness.tuning.cores import WHOLE, choosable, core_candidates, core_searches, races_all
 from harness.tuning.engine_marks import engine_mark
-from harness.tuning.presets import check_clocks, told
+from harness.tuning.presets import check_clocks, idle_constants, told
 from harness.tuning.probing import Search, SessionBrokenOffError
 from harness.tuning.profile import (
     CandidateEvidence,
@@ -107,6 +107,9 @@ def _begun(checked: CheckedPlan, asked: Asked, folder: Path, say: Callable[[str]
         is_whole = not can.is_by_phase
         candidates = core_candidates(checked.device, can.key)
         check_clocks(candidates.clusters, parameters)
+        all_raced = races_all(search, len(candidates.names))
+        if problems := idle_constants(parameters, asked.constants, asked.objective, all_raced):
+            raise PlanError(problems)
         raw = with_selections(base, {name: candidates.keys[arm] for arm, name in candidates.names.items()})
     draft = draft_plan(raw, data_root())
     run_parts = RunParts(draft.plan.protocol)

@@ -21,7 +21,7 @@ from harness.sweep import PathError, set_value
 from harness.tuning.aecs import AECS, PRESETS, AecsParameters
 from harness.tuning.cores import TREE, WHOLE, check_search, choosable
 from harness.tuning.engine_marks import engine_mark
-from harness.tuning.presets import parameters_of
+from harness.tuning.presets import idle_constants, parameters_of
 from harness.tuning.profile import TunedProfileError, kept_path, read_profile
 from harness.tuning.race import Rules
 from harness.tuning.space import CORE_KEYS, one_arm, quick_plan, with_axes
@@ -177,7 +177,10 @@ def _core_parameters(asked: Asked, search: str) -> AecsParameters:
         raise PlanError(
             [f"--search {search}: looks for the least energy; take --search tree for --objective {asked.objective}"]
         )
-    return parameters_of(search, asked.slowdown, asked.constants)
+    parameters = parameters_of(search, asked.slowdown, asked.constants)
+    if problems := idle_constants(parameters, asked.constants, asked.objective, search == WHOLE):
+        raise PlanError(problems)
+    return parameters
 
 
 def _base_plan(asked: Asked) -> dict[str, Any]:

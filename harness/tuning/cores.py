@@ -138,6 +138,11 @@ def check_search(search: str) -> None:
         raise PlanError([f"--search {search[:40]}: no such search of cores; {nearest(search, SEARCHES)}"])
 
 
+def races_all(search: str, n_candidates: int) -> bool:
+    """Whether every selection is raced, and no tree is walked."""
+    return search == WHOLE or (search == TREE and n_candidates <= SMALL)
+
+
 def core_searches(
     candidates: CoreCandidates, options: TuneOptions, rules: Rules, parameters: AecsParameters
 ) -> Mapping[Phase, CoreSearch]:
@@ -149,7 +154,7 @@ def core_searches(
     judge: Judge[Selection] | None = None
     if options.objective != "latency":
         judge = judged_by(clusters, parameters) if options.alpha else measured_j
-    if options.search == WHOLE or len(candidates.names) <= SMALL:
+    if races_all(options.search, len(candidates.names)):
         return {phase: race(tuple(candidates.names), rules, judge, options.seed) for phase in options.phases}
     tree, gain = parameters.tree, parameters.least_gain
     return {phase: core_race(clusters, rules, judge, tree, gain, seed=options.seed) for phase in options.phases}

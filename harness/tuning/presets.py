@@ -64,6 +64,23 @@ def parameters_of(search: str, slowdown: float, constants: Sequence[str]) -> Aec
         raise PlanError([f"--constant: {error}"]) from error
 
 
+def idle_constants(parameters: AecsParameters, constants: Sequence[str], objective: str, races_all: bool) -> list[str]:
+    """Of constants that were read, a problem for each that nothing looks at. races_all: no tree is walked."""
+    watts_are_read = parameters.alpha > 0.0 or parameters.order == "estimated power"
+    problems = []
+    for text in constants:
+        key, why = text.partition("=")[0].strip(), None
+        if objective == "latency" and key in ("alpha", *WATTS, *THREAD_WATTS):
+            why = "--objective latency looks at speed alone"
+        elif races_all and key in ("tree", "least_gain"):
+            why = "every selection is raced, and no tree is walked"
+        elif key in (*WATTS, *THREAD_WATTS) and not watts_are_read:
+            why = "alpha is 0, so that energy is what was measured; give --constant alpha=0.25, or 1 without a meter"
+        if why is not None:
+            problems.append(f"--constant {text[:80]}: has no effect: {why}")
+    return problems
+
+
 def _why_not(key: str, value: object) -> str | None:
     if key in WORDS:
         return None if value in WORDS[key] else f"takes one of {', '.join(WORDS[key])}"
