@@ -173,7 +173,8 @@ class LiveProgress:
 def outcome(trial: Trial) -> str:
     """A finished trial in a few words."""
     if trial.failure is not None:
-        return f"FAILED ({trial.failure.kind}): {trial.failure.error}" if trial.has_failed else trial.failure.error
+        tried = f" after {trial.attempts} attempts" if trial.attempts > 1 else ""
+        return f"FAILED{tried}: {trial.failure.error}" if trial.has_failed else trial.failure.error
     window_s = (trial.window_end_s or 0.0) - (trial.window_start_s or 0.0)
     energy = next((r for r in trial.energy if r.phase == "all" and r.component == "total"), None)
     if energy is None:

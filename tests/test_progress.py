@@ -24,8 +24,10 @@ def test_a_log_has_a_line_a_trial_and_says_what_was_resumed() -> None:
         "resuming: 2 of 5 trials are there",
         "[3/5] arm · boolq · host · trial 1 · 1.5 s · 1 request · 6 J counter",
         "arm · boolq · host: interval is narrow enough, 1 trial not needed",
-        "[4/4] arm · boolq · host · trial 1 · FAILED (stable): [red]gone[/red]",
+        "[4/4] arm · boolq · host · trial 1 · FAILED: [red]gone[/red]",
     ]
+    tried = build.failed(error="the line is gone", attempts=3)
+    assert outcome(tried) == "FAILED after 3 attempts: the line is gone"
 
 
 def test_rounds_are_counted_without_an_end_that_nobody_knows() -> None:
