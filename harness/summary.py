@@ -330,6 +330,10 @@ def _notes(rows: list[dict[str, Any]], meters: Mapping[tuple[str, str], str]) ->
         if device.startswith(MODEL_PREFIX):
             why = next((note for (name, _), note in meters.items() if name == device), "by a hardware sheet")
         notes.append(f"{device}: joules are modelled, not measured ({why}).")
+    notes += [
+        f"{device}: joules are replayed: each window has the recording from its first row. They are not of this run."
+        for device in dict.fromkeys(str(r["device"]) for r in rows if r["energy_method"] == "replayed")
+    ]
     if any(isinstance(r["model_note"], str) and "random" in r["model_note"] for r in rows):
         notes.append("Random weights: the accuracy says nothing about a trained model.")
     return notes

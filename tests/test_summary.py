@@ -69,6 +69,14 @@ def test_each_of_the_two_meanings_of_plus_or_minus_is_told() -> None:
     assert "In a title ± is one standard uncertainty of a window's joules." in said
 
 
+def test_joules_of_a_recording_are_said_to_be_of_no_window_of_the_run() -> None:
+    """A log of a meter in the wall's socket looked as if it were laid beside the run: ±0.1 %, and no word."""
+    played = trial(energy=(reading(meter="replay", method="replayed"),))
+    said = "host: joules are replayed: each window has the recording from its first row. They are not of this run."
+    assert said in printed(run([cell()], [played])).splitlines()
+    assert "replayed:" not in printed(two_arms("10", "10"))
+
+
 def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
     said = printed(two_arms("1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1"), width=80)
     assert max(map(len, said.splitlines())) <= 80
