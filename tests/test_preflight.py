@@ -246,10 +246,15 @@ def test_a_name_that_cannot_be_seen_is_refused() -> None:
     assert problem == r"engine: the name '\u200b' cannot be seen; give another"
 
 
+NO_NPU = "has no unit 'npu' for 'expert FFN'; it has ['cpu', 'gpu']: choose a placement that keeps to these"
+
+
 @pytest.mark.parametrize(
     ("technique", "expected"),
     [
         ({"name": "npumoe", "costs_of": "m2-ulra"}, "costs_of: no sheet 'm2-ulra'; did you mean m2-ultra?"),
+        ({"name": "npumoe", "costs_of": "a100"}, f"costs_of: sheet a100 {NO_NPU}"),
+        ({"name": "npumoe", "costs_of": "a100", "objective": "joules"}, f"costs_of: sheet a100 {NO_NPU}"),
         ({"name": "npumoe", "as_shape": "phi-3.5-mo"}, "as_shape: no shape 'phi-3.5-mo'; did you mean phi-3.5-moe?"),
         (
             {"name": "custom", "place": {"kind": "shards", "cores": 64, "shard": "intermediate"}},

@@ -25,18 +25,18 @@ Legend: E experts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 
-from devices.base import Unit
+from devices.base import DeviceError, Unit
 from engines.calls import Integers
 from engines.errors import EngineError
 from engines.pricing.costs import sizes_of_named
 from engines.techniques.base import Layout, Piece, Share
-from engines.techniques.context import NOTHING, BuildContext, LayerInput, ModelSizes
+from engines.techniques.context import NOTHING, BuildContext, Costs, LayerInput, ModelSizes
 from engines.techniques.layout.tiers import Tiers, expected_load
 from engines.techniques.place.priced import PricedParameters
 
@@ -58,13 +58,24 @@ class ByCostParameters(PricedParameters):
             return context.sizes
         return context.sizes._replace(expert_bytes=sizes_of_named(self.as_shape).expert_bytes)
 
+    def problem_with(self, costs: Costs, travels: bool) -> str | None:
+        try:
+            for unit in self.units:
+                self._cost(costs)(unit, 1, 1)
+        except DeviceError as error:
+            return str(error)
+        return None
+
+    def _cost(self, costs: Costs) -> Callable[[Unit, int, float], float]:
+        """What a graph shall cost least of: of a unit, experts and rows."""
+        return costs.call_s if self.objective == "seconds" else costs.call_j
+
     def build(self, context: BuildContext, layout: Layout) -> ByCost:
         if not isinstance(layout, Tiers):
             raise EngineError("a place by cost needs a layout of tiers, whose graphs it places")
         if context.sizes is None or context.profile is None:
             raise EngineError("a place by cost needs a profile of a model with experts")
-        profile, costs = context.profile, self.costs(context)
-        cost = costs.call_s if self.objective == "seconds" else costs.call_j
+        profile, cost = context.profile, self._cost(self.costs(context))
         hot: dict[int, list[bool]] = {}
         for layer in profile.tokens_per_expert:
             load = expected_load(profile.relative_load(layer), context.chunk, profile.top_k)
