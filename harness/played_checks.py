@@ -10,6 +10,7 @@ from engines.errors import EngineError, lines_of
 from engines.pricing.cells import build, check_places_nothing, foresight_of, lacks_room_for
 from engines.pricing.playing import MOST_TOKENS, most_tokens
 from engines.pricing.shapes import sizes_of
+from engines.techniques.idle import changed
 from engines.techniques.parameters import Composed
 from harness.combinations import mismatch, sheet_of
 from harness.device_specs import DeviceSpec
@@ -36,6 +37,12 @@ OF_COMPUTING = {
     "decoding": "computes no token",
 }
 """Settings of an engine that only a model which runs reads."""
+OF_LEARNING = {
+    "source": "predictions have the recall that model.recall states, whatever they are made from",
+    "predictor": "predictions have the recall that model.recall states, whoever makes them",
+    "calibration_prompts": "counts are those of the routing",
+}
+"""The same of a technique."""
 
 
 @dataclass
@@ -81,8 +88,14 @@ def _engine_problems(engine: Part[EngineSpec]) -> Iterator[str]:
     for key, why in OF_COMPUTING.items():
         if getattr(engine.spec, key) not in (None, False, "at_once"):
             yield f"engine {engine.label}: {key}: no model runs, and this {why}; remove the line"
-    if not isinstance(engine.spec.technique, Composed):
+    technique = engine.spec.technique
+    if not isinstance(technique, Composed):
         yield f"engine {engine.label}: oracle checks what others compute, and no model runs; take dropless"
+        return
+    given = technique.given("route") | ({"calibration_prompts"} & changed(technique))
+    for key, why in OF_LEARNING.items():
+        if key in given:
+            yield f"engine {engine.label}: technique.{key}: no model runs, and {why}; remove it"
 
 
 def _look_at_workload(

@@ -250,6 +250,31 @@ def test_what_does_not_go_together_is_one_line(changes: Raw, told: str) -> None:
     assert found.startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("technique", "key", "why"),
+    [
+        ({"name": "router-pf", "source": "s"}, "source", "predictions have the recall that model.recall states"),
+        ({"name": "prefetch-hint", "predictor": "estimator"}, "predictor", "predictions have the recall"),
+        (
+            {"name": "custom", "place": {"kind": "one_unit", "unit": "gpu"}, "backbone": "gpu",
+             "route": {"kind": "predicted", "source": "s"}, "move": {"kind": "two_buffers"}},
+            "source", "predictions have the recall",
+        ),
+        ({"name": "router-pf", "calibration_prompts": 20}, "calibration_prompts", "counts are those of the routing"),
+        (
+            {"name": "static", "unit": "gpu", "backbone": "gpu", "slots": 2, "calibration_prompts": 20},
+            "calibration_prompts", "counts are those",
+        ),
+    ],
+)  # fmt: skip
+def test_what_only_a_model_that_runs_reads_of_a_technique_is_refused(technique: Raw, key: str, why: str) -> None:
+    """The arm would be another under its name: no state is guessed from, and no prompt is read for calibration."""
+    model = UNIFORM | ({"recall": 0.9} if technique["name"] != "static" else {})
+    (found,) = problems(model=model, engine=[{"name": "arm", "technique": technique}], device=[GPU_NDP])
+    assert found.startswith(f"engine arm: technique.{key}: no model runs, and {why}")
+    assert found.endswith("; remove it")
+
+
 def test_requests_beyond_the_shapes_context_can_be_left_out() -> None:
     """olmoe-1b-7b has 4096 positions by its config.json, as `tests.fakes.published` has it."""
     long = {"prompt_tokens": 4096, "too_long": "skip", "label": "long"}
