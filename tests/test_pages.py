@@ -18,6 +18,7 @@ from devices.models.sheet import parse_sheet
 from harness.commands import app
 from harness.plan import draft_plan
 from harness.technique_option import technique_of
+from results.cpu_time import WattsSheet
 from tests.plans import raw_plan
 
 ROOT = Path(__file__).parent.parent
@@ -138,6 +139,8 @@ def test_plans_and_sheets_of_a_page_have_known_keys(page: Path) -> None:
         for raw in each:
             if "units" in raw:
                 parse_sheet(text, raw["name"])
+            elif "idle_w" in raw:
+                WattsSheet.model_validate(raw)
             elif "technique" in raw:
                 assert draft_plan(raw_plan(engine=[{"name": "a", **raw}])).problems == ()
             else:
