@@ -92,7 +92,6 @@ def cross(
     from concurrent.futures.process import BrokenProcessPool
 
     from harness.conclusions import effect_records
-    from harness.cross.arms import arms_on
     from harness.cross.pricing import pricing, wanted_processes
     from harness.cross.sensitivity import effects
     from harness.cross.table import cross_table, records
@@ -106,7 +105,7 @@ def cross(
     def say(line: str) -> None:
         typer.echo(printable(line), err=True)
 
-    n_rows = sum(len(arms_on(sheet, question.shape, techniques)) for sheet in sheets)
+    n_rows = sum(len(question.arms_on(sheet, techniques)) for sheet in sheets)
     n_processes = wanted_processes(jobs, n_rows, sensitivity)
     try:
         with pricing(question, n_processes) as price:
@@ -116,7 +115,7 @@ def cross(
                 found = []
                 for sheet in sheets:
                     own = [row for row in rows if row.machine == sheet.name]
-                    found += effects(sheet, question.shape, own, price, say)
+                    found += effects(sheet, question.shape, own, price, say, question.n_tokens)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "nothing was written")
     except BrokenProcessPool:

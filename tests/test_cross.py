@@ -12,7 +12,7 @@ import pytest
 from devices.models.efficiency import Efficiency
 from devices.models.sheet import Sheet, available_sheets, load_sheet, parse_sheet
 from engines.model.quantised import Quantisation
-from engines.pricing.cells import parameters
+from engines.pricing.cells import lacks_room_for, parameters
 from engines.pricing.model_shape import ModelShape
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import quantised, shape_named
@@ -175,6 +175,24 @@ def test_a_gpu_beside_ndp_units_prefetches_what_it_can_hold(name: str, shape: st
     """Source 001: "incremented until no additional experts can be accommodated"; one of Mixtral's, TopK of Phi's."""
     (arm,) = arms_on(load_sheet("rtx5080-ndp"), shape_named(shape), (name,))
     assert dict(arm.changed)["slots"] == stated
+
+
+def test_experts_make_room_for_the_keys_and_values_of_the_request() -> None:
+    """32 layers of 2 x 8 x 128 values of two bytes: 4 GiB of 32,768 tokens, more than a tenth of 16 GiB, beside 2.99
+    GiB that every token of Phi-3.5-MoE passes through. The 9 GiB that are left hold 61 of its experts of 150 MiB; one
+    of each of 32 layers."""
+    phi, sheet = shape_named("phi-3.5-moe"), load_sheet("rtx5080-ndp")
+    techniques = ("ndp-tp-pre", "ndp", "moe-ondemand", "fiddler", "monde", "lru", "static")
+    question = Question(phi, UniformRouting(), prompt_tokens=32_768, decode_steps=0)
+    arms = {arm.technique: arm for arm in question.arms_on(sheet, techniques)}
+    assert {dict(arms[name].changed)["slots"] for name in ("ndp-tp-pre", "ndp", "lru", "static")} == {1}
+    # Two less: a token's experts, for the slots that all layers of `static` share.
+    n = int((2**34 - 4 * 2**30 - phi.others_bytes) / 157_286_400) - 2
+    assert n == 59
+    assert {dict(arms[name].changed)["gpu_slots"] for name in ("moe-ondemand", "fiddler", "monde")} == {n}
+    assert {name: str(lacks_room_for(question.cell(arm, sheet))) for name, arm in arms.items()} == dict.fromkeys(
+        techniques, "None"
+    )
 
 
 def test_a_gpu_that_holds_no_expert_of_each_layer_prefetches_none() -> None:

@@ -47,18 +47,21 @@ class Arm:
         return f"{self.technique} ({', '.join(told)})" if told else self.technique
 
 
-def arms_on(sheet: Sheet, shape: ModelShape, techniques: tuple[str, ...] = tuple(PRESETS)) -> list[Arm]:
+def arms_on(
+    sheet: Sheet, shape: ModelShape, techniques: tuple[str, ...] = tuple(PRESETS), cached_tokens: int = 0
+) -> list[Arm]:
     """In the order of the list of techniques. A technique that names its unit stands on each unit that can take it; one
-    that the machine cannot take at all stands there once, with the reason."""
+    that the machine cannot take at all stands there once, with the reason. cached_tokens: whose keys and values lie in
+    a GPU beside the experts."""
     found: list[Arm] = []
     for name in techniques:
-        own = list(_arms_of(name, sheet, shape))
+        own = list(_arms_of(name, sheet, shape, cached_tokens))
         fits = [arm for arm in own if arm.why_not is None]
         found += fits or own[:1]
     return found
 
 
-def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
+def _arms_of(name: str, sheet: Sheet, shape: ModelShape, cached_tokens: int) -> Iterator[Arm]:
     if sheet.only_for is not None:
         yield Arm(name, why_not=f"its sheet is good for {sheet.only_for} alone")
         return
@@ -66,11 +69,11 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
     has_link = "gpu" in sheet.units and sheet.resource_between("cpu", "gpu") is not None
     keeps = PRESETS[name].choices.move.loads_from_file
     n_experts = shape.n_sparse_layers * shape.n_experts
-    if keeps and has_link and 0 < n_experts == _gpu_slots(sheet, shape):
+    if keeps and has_link and 0 < n_experts == _gpu_slots(sheet, shape, cached_tokens):
         yield Arm(name, why_not="all experts fit in the memory of its GPU, so nothing is left to load")
         return
     if name == ON_GPU and has_link:
-        n = _gpu_slots(sheet, shape)
+        n = _gpu_slots(sheet, shape, cached_tokens)
         fetch = FetchParameters(gpu_slots=n, stay="first") if n else FetchParameters()
         custom = CustomParameters(backbone="gpu", place=OneUnitParameters(unit="gpu"), move=fetch)
         yield _arm(name, {"unit": "gpu", "gpu_slots": n}, custom, sheet)
@@ -79,9 +82,9 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
     n_ndps = sum(unit.startswith("ndp:") for unit in sheet.units)
     if "ndps" in fields and name != "duplex" and n_ndps not in (0, fields["ndps"].default):
         given["ndps"] = n_ndps
-    if "gpu_slots" in fields and has_link and (slots := _gpu_slots(sheet, shape)):
+    if "gpu_slots" in fields and has_link and (slots := _gpu_slots(sheet, shape, cached_tokens)):
         given["gpu_slots"] = slots
-    slots = min(_gpu_slots(sheet, shape) // max(shape.n_sparse_layers, 1), shape.n_experts)
+    slots = min(_gpu_slots(sheet, shape, cached_tokens) // max(shape.n_sparse_layers, 1), shape.n_experts)
     if keeps and shape.n_experts:
         if has_link and slots:
             yield _named(name, {"unit": "gpu", "backbone": "gpu", "slots": slots}, sheet)
@@ -137,9 +140,10 @@ def _first_words(error: ValueError) -> str:
     return str(errors()[0]["msg"]) if errors is not None else str(error)
 
 
-def _gpu_slots(sheet: Sheet, shape: ModelShape) -> int:
+def _gpu_slots(sheet: Sheet, shape: ModelShape, cached_tokens: int) -> int:
     """Experts that fit in the GPU's memory beside what every token needs; 0 where nobody states that memory, and no
-    more than there are."""
+    more than there are. Fewer where the tenth that is left free does not hold keys and values, and one token's experts,
+    for which a cache may have slots that all layers share."""
     capacity_bytes = sheet.capacity_bytes("gpu")
     if capacity_bytes is None or shape.n_experts == 0:
         return 0
@@ -154,5 +158,8 @@ def _gpu_slots(sheet: Sheet, shape: ModelShape) -> int:
         + n_dense * shape.dense_bytes(shape.dense_width)
         + shape.head_bytes * (1 if shape.ties_embedding else 2)
     )
-    n_fit = int((FILLED * capacity_bytes - every_token_bytes) // (routed_bytes / n_all))
+    expert_bytes = routed_bytes / n_all
+    cached_bytes = cached_tokens * shape.n_layers * shape.cached_values * shape.bytes_per_value
+    beside_cache = capacity_bytes - shape.others_bytes - cached_bytes - shape.top_k * expert_bytes
+    n_fit = int(min(FILLED * capacity_bytes - every_token_bytes, beside_cache) // expert_bytes)
     return min(max(n_fit, 0), n_all)

@@ -9,7 +9,6 @@ from typing import Final
 
 from devices.models.sheet import Sheet
 from engines.parallel.running import usable_cores
-from harness.cross.arms import arms_on
 from harness.cross.table import Asked, Pricing, Question, Row, row_of
 from harness.processes import processes
 
@@ -53,5 +52,5 @@ def _row(technique: str, name: str, sheet: Sheet) -> Row:
     """Parameters of a technique are a class made at run time, which no other process can read: the arm is found again
     by its name, and the row goes without them."""
     (question,) = _question
-    arm = next(one for one in arms_on(sheet, question.shape, (technique,)) if one.name == name)
+    arm = next(one for one in question.arms_on(sheet, (technique,)) if one.name == name)
     return replace(row_of(question, arm, sheet), arm=replace(arm, parameters=None))

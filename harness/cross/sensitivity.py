@@ -32,9 +32,15 @@ Priced = Callable[[Sequence[tuple[Arm, Sheet]]], Iterable[Row]]
 
 
 def effects(
-    sheet: Sheet, shape: ModelShape, rows: Sequence[Row], priced: Priced, say: Callable[[str], object]
+    sheet: Sheet,
+    shape: ModelShape,
+    rows: Sequence[Row],
+    priced: Priced,
+    say: Callable[[str], object],
+    cached_tokens: int = 0,
 ) -> list[Effect]:
-    """rows: of that machine. priced: arms on sheets, in order. say: is told each constant before it is changed."""
+    """rows: of that machine. priced: arms on sheets, in order. say: is told each constant before it is changed.
+    cached_tokens: as of `arms_on`."""
     by_metric = {metric: _costs(rows, metric) for metric in METRICS}
     near = {metric: near_the_first(costs) for metric, costs in by_metric.items() if costs}
     near_costs = {metric: {name: by_metric[metric][name] for name in names} for metric, names in near.items()}
@@ -53,7 +59,7 @@ def effects(
         for factor in FACTORS:
             other = varied(sheet, constant, factor)
             techniques = tuple(dict.fromkeys(technique for technique, _ in asked))
-            arms = [arm for arm in arms_on(other, shape, techniques) if _key(arm) in asked]
+            arms = [arm for arm in arms_on(other, shape, techniques, cached_tokens) if _key(arm) in asked]
             found_rows = priced([(arm, other) for arm in arms])
             again = {asked[_key(arm)]: row for arm, row in zip(arms, found_rows, strict=True)}
             for metric, costs in near_costs.items():

@@ -52,6 +52,14 @@ class Question:
             f" {format_share(self.recall)} of the experts"
         )
 
+    @property
+    def n_tokens(self) -> int:
+        """Whose keys and values are kept at last."""
+        return self.prompt_tokens + self.decode_steps
+
+    def arms_on(self, sheet: Sheet, techniques: tuple[str, ...]) -> list[Arm]:
+        return arms_on(sheet, self.shape, techniques, self.n_tokens)
+
     def cell(self, arm: Arm, sheet: Sheet) -> Cell:
         assert arm.parameters is not None
         return Cell(
@@ -141,7 +149,7 @@ def cross_table(
 ) -> list[Row]:
     """Machine by machine; the Pareto front of each is marked. price: None: here, one after another."""
     rows: list[Row] = []
-    asked = [(arm, sheet) for sheet in sheets for arm in arms_on(sheet, question.shape, techniques)]
+    asked = [(arm, sheet) for sheet in sheets for arm in question.arms_on(sheet, techniques)]
     found = (row_of(question, *one) for one in asked) if price is None else price(asked)
     for sheet in sheets:
         say(f"{sheet.name}: {sheet.description}")
