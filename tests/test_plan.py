@@ -231,6 +231,7 @@ def test_a_plan_whose_combinations_make_no_sense_has_no_cell() -> None:
             "naive_launch is Core ML's, which launches on an npu; found unit cpu",
         ),
         ({"name": "dropping", "overflow": "none"}, 'technique: overflow = "none" needs rows = "max"'),
+        ({"name": "coreml-naive", "rows": 64}, 'may be too small; say which pairs go, with overflow = "order"'),
         (
             {"name": "custom", "place": {"kind": "by_cost"}, "layout": {"kind": "exact"}},
             "place by_cost places graphs of tiers, and layout exact has none; use layout tiers",

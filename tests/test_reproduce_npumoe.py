@@ -311,6 +311,21 @@ def test_the_largest_gain_tells_what_it_hangs_on(rows: dict[str, Judged]) -> Non
     assert f"{found[-1]:.2f} at 3, within 15 % at 2, 2.4, 3 of these" in finding.note, "4.72 to 6.38"
 
 
+def test_a_gain_that_goes_the_other_way_is_told(rows: dict[str, Judged]) -> None:
+    """§2: the NPU's gain is reduced at M = 64. A product of 4096 x 6400, by the two lines of the sheet."""
+    w = 4096 * 6400
+    by_hand = [
+        (1.1865e-3 + 6.5973e-11 * 2 * w + 7.3312e-13 * 2 * m * w)
+        / (2.4890e-3 + 2.9479e-11 * 2 * w + 6.5726e-13 * 2 * m * w)
+        for m in (64, 128, 256, 512, 1024)
+    ]
+    finding = rows["000-016"].finding
+    assert finding is not None
+    assert finding.ours == pytest.approx(by_hand)
+    assert by_hand == sorted(by_hand, reverse=True)
+    assert "the source's gain is reduced at 64 rows, and ours is largest there" in finding.note
+
+
 def changed(kernel: str, unit: str, term: str, factor: float) -> Sheet:
     """The sheet with one price changed."""
     sheet = load_sheet("m2-ultra")

@@ -58,7 +58,10 @@ class CapacityParameters(Record):
         if isinstance(self.rows, int) and not 1 <= self.rows <= 2**31:
             raise ValueError(f"rows {self.rows} must be 1 to 2147483648")
         if self.rows != "max" and self.overflow == "none":
-            raise ValueError('overflow = "none" needs rows = "max": any other capacity may be too small')
+            raise ValueError(
+                'overflow = "none" needs rows = "max": any other capacity may be too small; say which pairs go, with'
+                ' overflow = "order" or "saliency"'
+            )
         return self
 
     @property

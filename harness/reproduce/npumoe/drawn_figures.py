@@ -47,7 +47,8 @@ def _products() -> SourceTable:
         Entry(str(rows), "time on the CPU over the NPU", machine.cpu_over_npu(rows), "1.4 to 2.3")
         for rows in machine.FIG_7_ROWS
     )
-    note = "M rows times 4096 x 6400 on sheet m2-ultra. The source gives the range, and not the shapes."
+    trend = machine.FIG_7_TREND[0].upper() + machine.FIG_7_TREND[1:]
+    note = f"M rows times 4096 x 6400 on sheet m2-ultra. The source gives the range, and not the shapes. {trend}."
     return SourceTable("Fig. 7", "gain of the NPU for one product", "x", "M", found, note)
 
 

@@ -16,6 +16,8 @@ from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
 KERNEL_ROWS = 512
 """Of Table 8's attention, which it does not print: the static shape of Fig. 20, as in the sheet's fit."""
 FIG_7_ROWS = (64, 128, 256, 512, 1024)
+FIG_7_TREND = "the source's gain is reduced at 64 rows, and ours is largest there"
+"""By the sheet's two lines, of which the NPU's has the dearer launch and both have nearly the same price of a row."""
 
 
 class Cost(NamedTuple):

@@ -137,7 +137,8 @@ def _shares() -> Iterator[Finding]:
     yield Finding(claim(54), span(shares), "priced", f"of all arms and settings, {ON_SHEET}")
     products = tuple(machine.cpu_over_npu(rows) for rows in machine.FIG_7_ROWS)
     told = ", ".join(map(str, machine.FIG_7_ROWS))
-    yield Finding(claim(16), products, "sheet", f"{told} rows times 4096 x 6400; the source's shapes are not stated")
+    shapes = f"{told} rows times 4096 x 6400; the source's shapes are not stated"
+    yield Finding(claim(16), products, "sheet", f"{shapes}; {machine.FIG_7_TREND}")
     for number in (3, 6, 9, 12, 85, 220):
         yield Finding(claim(number), None, missing=explained.cycles())
     for number, arm in enumerate((*BASELINES, *BASELINES), start=77):
