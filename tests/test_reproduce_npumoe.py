@@ -311,6 +311,23 @@ def test_the_largest_gain_tells_what_it_hangs_on(rows: dict[str, Judged]) -> Non
     assert f"{found[-1]:.2f} at 3, within 15 % at 2, 2.4, 3 of these" in finding.note, "4.72 to 6.38"
 
 
+@pytest.mark.parametrize(
+    ("id_", "prompt", "fewer", "more"),
+    [("000-222", 1024, 256, 512), ("000-223", 1024, 256, 512), ("000-224", 4096, 512, 1024)],
+)
+def test_chunks_between_which_the_sources_gain_rises_are_those_of_its_prompt(
+    rows: dict[str, Judged], id_: str, prompt: int, fewer: int, more: int
+) -> None:
+    """§5.8: of 1024 tokens from 256 to 512, of 4096 from 512 to 1024."""
+    best = [max(grid.energy_gain(arm, prompt, chunk) for arm in grid.BASELINES) for chunk in (fewer, more)]
+    assert best[0] > best[1]
+    finding = rows[id_].finding
+    assert finding is not None
+    assert finding.note.startswith(
+        f"the source's gain rises with the chunk from {fewer} to {more} at {prompt} tokens, and ours falls"
+    )
+
+
 def test_a_gain_that_goes_the_other_way_is_told(rows: dict[str, Judged]) -> None:
     """§2: the NPU's gain is reduced at M = 64. A product of 4096 x 6400, by the two lines of the sheet."""
     w = 4096 * 6400

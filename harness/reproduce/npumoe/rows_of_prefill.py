@@ -86,10 +86,13 @@ def _energy() -> Iterator[Finding]:
         yield Finding(claim(over_all), span(gains[arm, *at] for at in STATED), "priced", ON_SHEET)
         yield Finding(claim(at_512), gains[arm, 1024, 512], "priced", ON_SHEET)
         yield Finding(claim(at_long), span(gains[arm, *at] for at in at_4096), "priced", ON_SHEET)
-    by_chunk = "the source's gain rises with the chunk from 256 to 512, and ours falls"
-    for number, at in ((222, (1024, 256)), (223, (1024, 512)), (224, CHUNK_1024)):
+    for number, at, (fewer, more) in (
+        (222, (1024, 256), (256, 512)), (223, (1024, 512), (256, 512)), (224, CHUNK_1024, (512, 1024)),
+    ):  # fmt: skip
         over = [gains[arm, *at] for arm in BASELINES]
-        falls = max(gains[arm, 1024, 512] for arm in BASELINES) < max(gains[arm, 1024, 256] for arm in BASELINES)
+        prompt = at[0]
+        falls = max(gains[arm, prompt, more] for arm in BASELINES) < max(gains[arm, prompt, fewer] for arm in BASELINES)
+        by_chunk = f"the source's gain rises with the chunk from {fewer} to {more} at {prompt} tokens, and ours falls"
         yield Finding(claim(number), span(over), "priced", f"{by_chunk}; {ON_SHEET}" if falls else ON_SHEET)
     mj = tuple(grid.mj_per_token(OURS, *at) for at in STATED)
     yield Finding(claim(72), mj, "priced", f"§5.3's four settings, {ON_SHEET}")
