@@ -8,7 +8,7 @@ from functools import cache
 from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.dispatch import FILE, way_to
-from engines.kernels.compile import lacks_bf16
+from engines.kernels.compile import lacks_for
 from engines.model.quantised import FORMS
 from engines.pricing.schedule import unit_of_rest
 from engines.techniques.context import ChunkPhase
@@ -40,9 +40,11 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
     if device.computes != "cpu" and keys:
         return f"{told} for this host's CPU; leave {leave} out"
     if not device.is_modelled:
-        needing = engine.quantise.multiplying_bf16
-        reason = lacks_bf16() if needing else None
-        return None if reason is None else f"{reason}; leave {' and '.join(f'quantise.{key}' for key in needing)} out"
+        lacking = lacks_for(engine.quantise)
+        if lacking is None:
+            return None
+        needing, reason = lacking
+        return f"{reason}; leave {' and '.join(f'quantise.{key}' for key in needing)} out"
     if keys:
         return f"a modelled device prices arithmetic of two bytes a value, so {told} for the host"
     if engine.quantise.asked and not (plays or prices_as_held(device)):

@@ -13,7 +13,7 @@ from pathlib import Path
 from devices.base import DeviceError
 from devices.clock import MonotonicClock
 from engines.errors import EngineError, lines_of
-from engines.kernels.compile import lacks_bf16
+from engines.kernels.compile import lacks_for
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.wanted_tensors import check_quantisation
@@ -295,8 +295,8 @@ def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_p
     if isinstance(route, PredictedParameters) and (reason := why_not(facts.config)) is not None:
         yield f"engine {engine.label}: technique {technique.technique} predicts experts: {reason}"
     quantise = engine.spec.quantise
-    # Where this processor does not multiply bf16 the arm is left out.
-    if (quantise.asked or quantise.rounding) and not (quantise.multiplying_bf16 and lacks_bf16()):
+    # Where this processor lacks the arithmetic the arm is left out.
+    if (quantise.asked or quantise.rounding) and lacks_for(quantise) is None:
         try:
             check_quantisation(facts.config, quantise)
         except EngineError as error:

@@ -154,7 +154,7 @@ def served_digest(model: str, profile: str | None) -> str:
 
 def _quantise(model: str, weights: str | None, arithmetic: Arithmetic | None) -> Quantisation:
     """Raises `EngineError`; ends the command on options that are wrong."""
-    from engines.kernels.compile import lacks_bf16
+    from engines.kernels.compile import lacks_for
     from engines.model.checkpoints import inspect_checkpoint
     from engines.model.wanted_tensors import check_quantisation, components_of
 
@@ -167,8 +167,9 @@ def _quantise(model: str, weights: str | None, arithmetic: Arithmetic | None) ->
         found = quantisation_of(table)
     except ValueError as error:
         fail(f"{option}: {error}", EXIT_BAD_PLAN)
-    if found.multiplying_bf16 and (reason := lacks_bf16()) is not None:
-        fail(f"{option}: {reason}; leave {' and '.join(found.multiplying_bf16)} out", EXIT_BAD_PLAN)
+    if (lacking := lacks_for(found)) is not None:
+        keys, reason = lacking
+        fail(f"{option}: {reason}; leave {' and '.join(keys)} out", EXIT_BAD_PLAN)
     check_quantisation(config, found, f"{option}: ")
     return found
 

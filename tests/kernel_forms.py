@@ -14,6 +14,9 @@ from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, 
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: torch computes everything")
 needs_bf16 = pytest.mark.skipif(tables.why_not_bf16() is not None, reason=f"no bf16 here: {tables.why_not_bf16()}")
+needs_byte_attention = pytest.mark.skipif(
+    tables.why_no_byte_attention() is not None, reason=f"no attention by bytes here: {tables.why_no_byte_attention()}"
+)
 
 STORED = {
     "fp32": lambda w: w,

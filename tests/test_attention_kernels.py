@@ -14,7 +14,7 @@ from engines.kernels import native, tables
 from engines.kernels.decoder import cache_table, chunk_table
 from engines.model.quantised import Arithmetic, AttentionArithmetic, Form, rounded, store
 from engines.model.rope import turn
-from tests.kernel_forms import needs_bf16, needs_compiler, random, relative_error
+from tests.kernel_forms import needs_bf16, needs_byte_attention, needs_compiler, random, relative_error
 
 pytestmark = pytest.mark.numbers
 
@@ -32,7 +32,10 @@ SCALE = 0.25
 ROOT = Path(__file__).parents[1]
 by_arithmetic = pytest.mark.parametrize(
     "held",
-    [pytest.param(held, marks=needs_bf16) if held[2] != "fp32" or "bf16" in held else held for held in ARITHMETICS],
+    [
+        pytest.param(held, marks=[needs_bf16] * ("bf16" in held) + [needs_byte_attention] * (held[2] == "int8"))
+        for held in ARITHMETICS
+    ],
 )
 
 
@@ -161,7 +164,7 @@ def test_attention_in_bf16_rounds_queries_keys_and_values_and_shares(
 
 
 @needs_compiler
-@needs_bf16
+@needs_byte_attention
 @pytest.mark.parametrize("window", [None, 7, 100])
 @pytest.mark.parametrize("dim", [8, 16, 72, 128, 512])
 def test_attention_in_int8_rounds_queries_and_keys_to_bytes_and_values_and_shares_to_bf16(
@@ -201,7 +204,7 @@ def test_rows_of_keys_have_room_for_the_widest_head() -> None:
 
 
 @needs_compiler
-@needs_bf16
+@needs_byte_attention
 @pytest.mark.parametrize("of", ["query", "key"])
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
 def test_what_is_no_number_is_none_behind_attention_in_int8(of: str, what: float) -> None:

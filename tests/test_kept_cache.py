@@ -23,7 +23,7 @@ from engines.parallel.running import RanksAsked
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters, dropless
 from tests.fakes.families import CASES, write_family
-from tests.kernel_forms import needs_bf16, needs_compiler, random
+from tests.kernel_forms import needs_bf16, needs_byte_attention, needs_compiler, random
 from tests.ranks import BUNDLED, CHUNK, LOGLIKELIHOOD, technique
 
 pytestmark = pytest.mark.numbers
@@ -49,7 +49,10 @@ def table_of(
 @by_form
 @pytest.mark.parametrize("window", [None, 7, 100])
 @pytest.mark.parametrize("n_new", [1, 2, 23, 230])
-@pytest.mark.parametrize("arithmetic", ["fp32", *(pytest.param(name, marks=needs_bf16) for name in ("bf16", "int8"))])
+@pytest.mark.parametrize(
+    "arithmetic",
+    ["fp32", pytest.param("bf16", marks=needs_bf16), pytest.param("int8", marks=needs_byte_attention)],
+)
 @pytest.mark.parametrize("dim", [DIM, 72])
 def test_what_is_kept_narrow_is_read_as_the_floats_that_it_stands_for(
     kept: torch.dtype, window: int | None, n_new: int, arithmetic: AttentionArithmetic, dim: int

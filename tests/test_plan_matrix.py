@@ -136,14 +136,15 @@ def test_what_is_so_anyway_may_be_said_and_makes_no_other_cell(asked: dict[str, 
 @pytest.mark.parametrize(
     "quantise", [{"experts": "bf16", "arithmetic": "bf16"}, *({"attention_arithmetic": to} for to in ("bf16", "int8"))]
 )
-def test_bf16_arithmetic_is_skipped_where_the_processor_has_none(
+def test_arithmetic_is_skipped_where_the_processor_has_none(
     quantise: dict[str, str], has_bf16: bool, planned: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engines.kernels.compile.lacking", lambda needs: [] if has_bf16 else list(needs))
     arm = DROPLESS | {"name": "rounding", "quantise": quantise}
     plan = build_plan(raw_plan(engine=[DROPLESS | {"name": "plain"}, arm]))
     assert {c.cell.engine for c in plan.cells} == planned
-    told = "lacks AVX-512 BF16; leave quantise." + next(key for key in quantise if "arithmetic" in key)
+    needs = "VNNI" if "int8" in quantise.values() else "BF16"
+    told = f"lacks AVX-512 {needs}; leave quantise." + next(key for key in quantise if "arithmetic" in key)
     assert [told in line for line in plan.skipped] == ([] if has_bf16 else [True])
 
 

@@ -31,7 +31,7 @@ from engines.model.weights import ModelWeights, SparseWeights
 from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, FamilyCase, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer, write_random_model
-from tests.kernel_forms import needs_bf16
+from tests.kernel_forms import needs_bf16, needs_byte_attention
 
 pytestmark = pytest.mark.numbers
 
@@ -75,8 +75,8 @@ def held(part: Any) -> Iterator[Tensor]:
         pytest.param("bf16", {"arithmetic": "bf16", "attention_arithmetic": "fp32"}, marks=needs_bf16),
         pytest.param("fp32", {"attention_arithmetic": "bf16"}, marks=needs_bf16),
         pytest.param("int4-g32", {"attention_arithmetic": "bf16"}, marks=needs_bf16),
-        pytest.param("int8", {"arithmetic": "int8", "attention_arithmetic": "int8"}, marks=needs_bf16),
-        pytest.param("fp32", {"attention_arithmetic": "int8"}, marks=needs_bf16),
+        pytest.param("int8", {"arithmetic": "int8", "attention_arithmetic": "int8"}, marks=needs_byte_attention),
+        pytest.param("fp32", {"attention_arithmetic": "int8"}, marks=needs_byte_attention),
     ],
 )
 def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
@@ -141,10 +141,11 @@ def test_arithmetic_of_attention_is_refused_where_the_kernels_do_not_attend(
         (Quantisation(attention_arithmetic="int8"), "attention_arithmetic"),
     ],
 )
-def test_bf16_arithmetic_is_refused_where_nothing_multiplies_it(
+def test_arithmetic_is_refused_where_nothing_here_does_it(
     asked: Quantisation, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "why_not_bf16", lambda: "this processor lacks it")
+    for why_not in ("why_not_bf16", "why_no_byte_attention"):
+        monkeypatch.setattr(tables, why_not, lambda: "this processor lacks it")
     with pytest.raises(EngineError, match=f'^{key} "{asked.rounding[key]}": this processor lacks it; leave {key} out'):
         load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, asked)
 
@@ -181,11 +182,27 @@ def test_kernels_without_bf16_blame_the_variable_only_where_it_holds_them(
 ) -> None:
     """As on Arm, or with an old compiler: this processor names nothing that it lacks."""
     monkeypatch.setattr(tables, "library", lambda: SimpleNamespace(joulebench_multiplies_bf16=lambda: 0))
-    monkeypatch.setattr(tables, "lacks_bf16", lambda: None)
+    monkeypatch.setattr(tables, "lacks", lambda needs: None)
     monkeypatch.delenv(FLAGS_VARIABLE, raising=False)
     if flags is not None:
         monkeypatch.setenv(FLAGS_VARIABLE, flags)
     assert tables.why_not_bf16.__wrapped__() == told
+
+
+def test_attention_by_bytes_needs_vnni_and_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an Ice Lake, or in a virtual machine that hides the one."""
+    asked = Quantisation(attention_arithmetic="int8")
+    monkeypatch.setattr(compile_module, "_cpuinfo", lambda: ["flags\t\t: avx512f avx512_vnni"])
+    assert compile_module.lacks_for(asked) is None
+    needing_both = asked.model_copy(update={"arithmetic": "bf16"})
+    assert compile_module.lacks_for(needing_both) == (("arithmetic",), "this processor lacks AVX-512 BF16")
+    monkeypatch.setattr(compile_module, "_cpuinfo", lambda: ["flags\t\t: avx2 fma avx_vnni"])
+    assert compile_module.lacks_for(asked) == (("attention_arithmetic",), "this processor lacks AVX-512 VNNI")
+    monkeypatch.setattr(tables, "library", lambda: SimpleNamespace(joulebench_attends_by_bytes=lambda: 0))
+    monkeypatch.setattr(tables, "lacks", lambda needs: None)
+    monkeypatch.setenv(FLAGS_VARIABLE, "-march=x86-64-v4")
+    told = "JOULEBENCH_KERNEL_FLAGS holds the kernels to less than AVX-512 VNNI"
+    assert tables.why_no_byte_attention.__wrapped__() == told
 
 
 @pytest.mark.parametrize(
@@ -202,7 +219,7 @@ def test_what_a_processor_lacks_to_multiply_bf16_is_named(
 ) -> None:
     """The kernels' own condition (bf16.h) asks for both."""
     monkeypatch.setattr(compile_module, "_cpuinfo", lambda: [f"flags\t\t: {has}"])
-    assert compile_module.lacks_bf16() == told
+    assert compile_module.lacks(compile_module.BF16_NEEDS) == told
 
 
 @needs_bf16

@@ -20,10 +20,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from engines.model.quantised import Quantisation
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,11 @@ X86_FLAGS = {
     "AVX": ("avx",),
 }
 """By what the library says of itself, the words of /proc/cpuinfo."""
+BF16_NEEDS = {"avx512_bf16": "AVX-512 BF16", "avx512_vnni": "AVX-512 VNNI"}
+"""Of multiplying bf16 by itself. VNNI: each processor that is known to have the one has both, but a virtual machine may
+hide it."""
+BYTE_ATTENTION_NEEDS = {"avx512_vnni": "AVX-512 VNNI"}
+"""Of attention that multiplies bytes."""
 MACROS = {
     "__SSE3__": "pni", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4_1", "__SSE4_2__": "sse4_2", "__POPCNT__": "popcnt",
     "__MOVBE__": "movbe", "__LZCNT__": "abm", "__BMI__": "bmi1", "__BMI2__": "bmi2", "__AVX__": "avx",
@@ -265,11 +273,17 @@ def has(instruction_set: str) -> bool:
     return not lacking(X86_FLAGS.get(instruction_set, ()))
 
 
-def lacks_bf16() -> str | None:
-    """Why no kernel multiplies bf16 by itself here; None where one may. VNNI: each processor that is known to have the
-    one has both, but a virtual machine may hide it."""
-    words = {"avx512_bf16": "AVX-512 BF16", "avx512_vnni": "AVX-512 VNNI"}
-    return next((f"this processor lacks {words[word]}" for word in lacking(words)), None)
+def lacks(needs: Mapping[str, str]) -> str | None:
+    """Why no kernel does here what needs these instructions; None where one may."""
+    return next((f"this processor lacks {needs[word]}" for word in lacking(needs)), None)
+
+
+def lacks_for(quantise: Quantisation) -> tuple[tuple[str, ...], str] | None:
+    """Keys that ask for arithmetic which no kernel does on this processor, and why; None where all may be done."""
+    for keys, needs in ((quantise.multiplying_bf16, BF16_NEEDS), (quantise.attending_by_bytes, BYTE_ATTENTION_NEEDS)):
+        if keys and (reason := lacks(needs)) is not None:
+            return keys, reason
+    return None
 
 
 def lacking(needs: Iterable[str]) -> list[str]:

@@ -81,6 +81,9 @@ const char* joulebench_instruction_set() {
 // Whether matrices of bf16 are multiplied with inputs rounded to bf16 here.
 int32_t joulebench_multiplies_bf16() { return kMultipliesPairs; }
 
+// Whether attention of many tokens multiplies bytes here.
+int32_t joulebench_attends_by_bytes() { return kAttendsByBytes; }
+
 // See Pool::choose.
 int32_t joulebench_choose(int32_t n_threads, int32_t* ids, int32_t n_ids) { return pool().choose(n_threads, ids, n_ids); }
 

@@ -170,6 +170,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     return {
         "instruction_set": (ctypes.c_char_p, []),
         "multiplies_bf16": (i32, []),
+        "attends_by_bytes": (i32, []),
         "choose": (i32, [i32, pointer, i32]),
         "spin": (None, [i64]),
         "rows": (i32, [pointer, pointer, i64, f32, pointer, i32]),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.kernels.compile import FLAGS_VARIABLE, NATIVE, flags, lacks_bf16
+from engines.kernels.compile import BF16_NEEDS, BYTE_ATTENTION_NEEDS, FLAGS_VARIABLE, NATIVE, flags, lacks
 from engines.kernels.library import library, loaded
 from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix
 
@@ -133,15 +133,26 @@ def serves(*tensors: Tensor) -> bool:
 @functools.cache
 def why_not_bf16() -> str | None:
     """Why nothing here multiplies bf16 by itself; None where the kernels do."""
+    return _why_not(BF16_NEEDS, "AVX-512 BF16 and VNNI", "joulebench_multiplies_bf16")
+
+
+@functools.cache
+def why_no_byte_attention() -> str | None:
+    """Why attention multiplies no bytes here; None where the kernels do."""
+    return _why_not(BYTE_ATTENTION_NEEDS, "AVX-512 VNNI", "joulebench_attends_by_bytes")
+
+
+def _why_not(needs: Mapping[str, str], named: str, is_done: str) -> str | None:
+    """is_done: the kernels' own word."""
     kernels = library()
     if kernels is None:
         return f"there are no kernels, and torch would only imitate it ({loaded().reason})"
-    lacks = lacks_bf16()
-    if lacks or kernels.joulebench_multiplies_bf16():
-        return lacks
+    reason = lacks(needs)
+    if reason or getattr(kernels, is_done)():
+        return reason
     if [flag for flag in flags() if flag.startswith("-m")] == [NATIVE]:
-        return "the kernels were built without AVX-512 BF16 and VNNI, which this processor or its compiler lacks"
-    return f"{FLAGS_VARIABLE} holds the kernels to less than AVX-512 BF16 and VNNI"
+        return f"the kernels were built without {named}, which this processor or its compiler lacks"
+    return f"{FLAGS_VARIABLE} holds the kernels to less than {named}"
 
 
 def reads(matrix: Matrix) -> bool:
@@ -186,7 +197,8 @@ def attention_table(
     """
     matrices = (q_QH, k_MH, v_MH, out_HQ)
     vectors = (*biases, *(norms[:2] if norms is not None else (None, None)), sinks_N)
-    fits = fills_registers(head_dim) and (arithmetic == "fp32" or why_not_bf16() is None)
+    why_not = {"bf16": why_not_bf16, "int8": why_no_byte_attention}.get(arithmetic)
+    fits = fills_registers(head_dim) and (why_not is None or why_not() is None)
     if not fits or not all(map(reads, matrices)) or not serves(*(v for v in vectors if v is not None)):
         return None
     layer = AttentionStruct(

@@ -153,14 +153,56 @@ class PairBlock : public PairValues {
   int32_t* keys_;
 };
 
+#endif
+
+#if defined(JOULEBENCH_AVX512) && defined(__AVX512VNNI__)
+#define JOULEBENCH_BYTE_ATTENTION
+constexpr bool kAttendsByBytes = true;
+
+#ifdef JOULEBENCH_BF16
+typedef PairValues ValuesOfBytes;
+#else
+// The same where no instruction multiplies bf16: floats that are rounded to it, which gives the same products.
+class RoundedValues {
+ public:
+  static constexpr int64_t kAligned = 1;
+
+  template <int N>
+  static void exponentials(fN (&scores)[N]) {
+    roughly_exp_below_one(scores);
+  }
+  template <int N>
+  static void put_shares(const fN (&shares)[N], int64_t s, float* panel) {
+    for (int i = 0; i < N; i++) store(panel + (s + i) * kPanel, (fN)bf16_bits(shares[i]));
+  }
+  void mix(int64_t begin, int64_t n_keys, const float* shares, float* mixed) const {
+    multiply_rows<true>(dim_, values_ + begin * dim_, dim_, shares, n_keys, mixed);
+  }
+
+ protected:
+  RoundedValues(int64_t dim, float* room) : dim_(dim), values_(room) {}
+  static int64_t size(int64_t dim) { return kKeys * dim; }
+  void take_values(const float* values, int64_t n_keys) {
+    for (int64_t i = 0; i < n_keys * dim_; i += 8) store(values_ + i, (f8)bf16_bits(load<f8>(values + i)));
+  }
+
+  int64_t dim_;
+
+ private:
+  float* values_;
+};
+
+typedef RoundedValues ValuesOfBytes;
+#endif
+
 // Queries and keys are rounded to bytes, with a scale for each 32 features. room: of `size` floats.
-class ByteBlock : public PairValues {
+class ByteBlock : public ValuesOfBytes {
   static constexpr int64_t kStride = stride_of(Weights::kKeys), kScaleStride = scale_stride_of(Weights::kKeys);
 
  public:
   ByteBlock(int64_t dim, float* room)
-      : PairValues(dim, room), scales_(room + PairValues::size(dim)), keys_((uint8_t*)(scales_ + kKeys * kScaleStride)) {}
-  static int64_t size(int64_t dim) { return PairValues::size(dim) + kKeys * (kScaleStride + kStride / 4); }
+      : ValuesOfBytes(dim, room), scales_(room + ValuesOfBytes::size(dim)), keys_((uint8_t*)(scales_ + kKeys * kScaleStride)) {}
+  static int64_t size(int64_t dim) { return ValuesOfBytes::size(dim) + kKeys * (kScaleStride + kStride / 4); }
   void take(const float* keys, const float* values, int64_t n_keys) {
     for (int64_t s = 0; s < n_keys; s++)
       for (int64_t d = 0; d < dim_; d += kRoundedColumns)
@@ -194,6 +236,8 @@ class ByteBlock : public PairValues {
   uint8_t* keys_;
 };
 
+#else
+constexpr bool kAttendsByBytes = false;  // and nobody asks for it: engines.kernels.tables
 #endif
 
 // The queries of one head for up to kPanel tokens from `position` on, and what they have found so far.
@@ -353,6 +397,8 @@ inline void attend_many(const Attention& a, const float* query_TQ, int64_t posit
                         int n_threads) {
 #ifdef JOULEBENCH_BF16
   if (a.arithmetic == kByBf16) return attend_by<PairBlock>(a, query_TQ, position, n_tokens, out_TQ, n_threads);
+#endif
+#ifdef JOULEBENCH_BYTE_ATTENTION
   if (a.arithmetic == kByInt8) return attend_by<ByteBlock>(a, query_TQ, position, n_tokens, out_TQ, n_threads);
 #endif
   attend_by<FloatBlock>(a, query_TQ, position, n_tokens, out_TQ, n_threads);

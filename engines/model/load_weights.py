@@ -83,13 +83,15 @@ def _values(matrix: Matrix) -> Tensor:
     return matrix.values if isinstance(matrix, QuantisedMatrix) else matrix
 
 
-def _check_bf16(quantise: Quantisation) -> None:
-    """Raises `EngineError` where nothing on this machine multiplies bf16, and something is to be."""
-    why_not = tables.why_not_bf16() if quantise.multiplying_bf16 else None
-    if why_not is not None:
-        keys = quantise.multiplying_bf16
-        asked = " and ".join(f'{key} "{quantise.rounding[key]}"' for key in keys)
-        raise EngineError(f"{asked}: {why_not}; leave {' and '.join(keys)} out")
+def _check_rounding(quantise: Quantisation) -> None:
+    """Raises `EngineError` where arithmetic is asked for that nothing on this machine does."""
+    for keys, why_not in (
+        (quantise.multiplying_bf16, tables.why_not_bf16),
+        (quantise.attending_by_bytes, tables.why_no_byte_attention),
+    ):
+        if keys and (reason := why_not()) is not None:
+            asked = " and ".join(f'{key} "{quantise.rounding[key]}"' for key in keys)
+            raise EngineError(f"{asked}: {reason}; leave {' and '.join(keys)} out")
 
 
 class _Builder:
@@ -105,7 +107,7 @@ class _Builder:
         self._config = config
         self._names: TensorNames = config.names
         self._held_experts = held
-        _check_bf16(quantise)
+        _check_rounding(quantise)
         self._tensors = SingleTensors(config, read, dtype, quantise.arithmetic)
         plain = self._tensors.plain
         self._experts_form: Form | None = quantise.experts or plain

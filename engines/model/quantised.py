@@ -81,7 +81,7 @@ class Quantisation(Record):
     Others are computed in fp32."""
     attention_arithmetic: AttentionArithmetic | None = None
     """Of what attention of more than one token multiplies: queries, keys, values and shares; int8: of queries and
-    keys, and bf16 of the others. None: bf16 where its matrices are of bf16 and multiplied so, else fp32. Latent
+    keys, and the others are rounded to bf16. None: bf16 where its matrices are of bf16 and multiplied so, else fp32. Latent
     attention is always fp32."""
 
     cache: CacheForm = "fp32"
@@ -104,10 +104,14 @@ class Quantisation(Record):
 
     @property
     def multiplying_bf16(self) -> tuple[str, ...]:
-        """Keys by which bf16 is to be multiplied by itself, which few machines do: shares and values are, whatever
-        queries and keys are rounded to."""
-        asked = {"arithmetic": self.arithmetic == "bf16", "attention_arithmetic": self.rounds_attention}
-        return tuple(key for key, is_asked in asked.items() if is_asked)
+        """Keys by which bf16 is to be multiplied by itself, which few machines do."""
+        asked = {"arithmetic": self.arithmetic, "attention_arithmetic": self.attention_arithmetic}
+        return tuple(key for key, arithmetic in asked.items() if arithmetic == "bf16")
+
+    @property
+    def attending_by_bytes(self) -> tuple[str, ...]:
+        """The key by which attention is to multiply bytes; empty where none asks for it."""
+        return ("attention_arithmetic",) if self.attention_arithmetic == "int8" else ()
 
     @property
     def rounds_attention(self) -> bool:

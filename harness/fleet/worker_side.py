@@ -143,12 +143,15 @@ class OwnRun:
         if whole.plan_hash != sent.plan_hash:
             self._parts.close()
             here = f" (left out here: {'; '.join(whole.not_run)})" if whole.not_run else ""
-            by_bf16 = any(one.spec.quantise.multiplying_bf16 for one in own_engines(draft.named.engines))
+            asked = [one.spec.quantise for one in own_engines(draft.named.engines)]
+            by_bf16 = any(quantise.multiplying_bf16 for quantise in asked)
+            by_bytes = any(quantise.attending_by_bytes for quantise in asked)
             raise RefusedError(
                 (
                     f"the plan makes other cells here (hash {whole.plan_hash}) than at the coordinator"
                     f" ({sent.plan_hash}){here}; give both the same models, data and profiles"
-                    + ("; an arm by bf16 needs AVX-512 BF16 on both" if by_bf16 else ""),
+                    + ("; an arm by bf16 needs AVX-512 BF16 on both" if by_bf16 else "")
+                    + ("; attention by bytes needs AVX-512 VNNI on both" if by_bytes else ""),
                 )
             )
         self._locked = ExitStack()

@@ -40,6 +40,7 @@ from tests.benchmarks.measurement import Measurement, beside, merged, read_json,
 from tests.benchmarks.processors import generation
 from tests.benchmarks.race_forms import (
     FORMS,
+    INT8_ATTENTION,
     MULTIPLY_BF16,
     N_NEW,
     PHASES,
@@ -352,8 +353,8 @@ def main() -> None:
     parser.add_argument("--write-only", action="store_true", help="write the models, and race another time")
     arguments = parser.parse_args()
     forms = [form for form in FORMS if form in arguments.forms]
-    if (why := tables.why_not_bf16()) is not None:
-        for form in filter(forms.__contains__, MULTIPLY_BF16):
+    for needing, why in ((MULTIPLY_BF16, tables.why_not_bf16()), ((INT8_ATTENTION,), tables.why_no_byte_attention())):
+        for form in filter(forms.__contains__, needing if why is not None else ()):
             print(f"{form}: left out, {why}", flush=True)
             forms.remove(form)
     if lacking := unheld():

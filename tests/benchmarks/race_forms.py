@@ -60,8 +60,9 @@ FORMS = {
     "int4 by int8": Form(torch.float32, 4.5, "q4_0", INT4.model_copy(update=BY_INT8)),
 }
 """Forms of one peer stand next to each other: they race together."""
-MULTIPLY_BF16 = (BF16_FORM, BF16_ATTENTION, INT8_ATTENTION)
+MULTIPLY_BF16 = (BF16_FORM, BF16_ATTENTION)
 """What only processors that multiply two bf16 take part with."""
+NEED_AVX512 = (*MULTIPLY_BF16, INT8_ATTENTION)
 
 
 def conditions(name: str, form: str, n_prompt: int, instructions: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from tests.benchmarks.measurement import Measurement
-from tests.benchmarks.race_forms import FORMS, MULTIPLY_BF16, PHASES, PROMPTS, conditions, context_of, place
+from tests.benchmarks.race_forms import FORMS, NEED_AVX512, PHASES, PROMPTS, conditions, context_of, place
 from tests.benchmarks.race_models import MODELS, reads_more
 
 Peer = Literal["transformers", "llama.cpp", "large GEMM", "streaming read"]
@@ -70,7 +70,7 @@ def not_taken(found: Sequence[Measurement]) -> str:
     taken = {m.conditions for m in found}
     lacking = []
     for where in processors(found):
-        forms = [form for form in FORMS if form not in MULTIPLY_BF16 or "AVX2" not in where]
+        forms = [form for form in FORMS if form not in NEED_AVX512 or "AVX2" not in where]
         for n_prompt in PROMPTS:
             models = {f: [n for n in MODELS if conditions(n, f, n_prompt, where) not in taken] for f in forms}
             if told := "; ".join(_grouped(models)):
