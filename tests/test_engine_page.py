@@ -326,9 +326,9 @@ def test_the_page_quotes_what_a_cache_in_16_bits_gives() -> None:
     intel = [ratios(chosen("kept-cache", "decode", "cache in fp32", form, INTEL), 2) for form in forms_of]
     own = chosen("kept-cache", "decode", "streaming read", INTEL)
     assert (
-        f"On the Emerald Rapids it decodes {intel[0]} times as fast so in f32, {intel[1]} in f16 and {intel[2]} in int8 by"
-        f" int8, which is {ratios(chosen('kept-cache', 'decode', 'llama.cpp', INTEL), 1)} times llama.cpp's rate, and"
-        f" {sum(row.ours >= (row.target or 0) > 0 for row in own)} of {len(own)} rows reach theirs." in text
+        f"On the Emerald Rapids it decodes {intel[0]} times as fast so in f32, {intel[1]} in f16 and {intel[2]} in int8"
+        f" by int8, which is {ratios(chosen('kept-cache', 'decode', 'llama.cpp', INTEL), 1)} times llama.cpp's rate,"
+        f" and {sum(row.ours >= (row.target or 0) > 0 for row in own)} of {len(own)} rows reach theirs." in text
     )
     assert list(map(len, (*rows, own))) == [9, 9, 9]
     assert f"{met[0]} of 9 rows of the Zen 4 and {met[1]} of 9 of the Zen 3 reach their aim behind 4096 tokens" in text
