@@ -81,8 +81,8 @@ class Quantisation(Record):
     Others are computed in fp32."""
     attention_arithmetic: AttentionArithmetic | None = None
     """Of what attention of more than one token multiplies: queries, keys, values and shares; int8: of queries and
-    keys, and the others are rounded to bf16. None: bf16 where its matrices are of bf16 and multiplied so, else fp32. Latent
-    attention is always fp32."""
+    keys, and the others are rounded to bf16. None: bf16 where its matrices are of bf16 and multiplied so, else fp32.
+    Latent attention is always fp32."""
 
     cache: CacheForm = "fp32"
     """What keys and values are rounded to as they are kept."""
