@@ -112,7 +112,7 @@ def tune(
     from harness.tuning.asked_plan import Asked
 
     problems: list[str] = []
-    problems += _unread(context, plan_path is not None, check is not None)
+    problems += _unread(context, plan_path is not None, check is not None, search)
     if check is not None and pairs < LEAST_CHECKED:
         problems.append(
             f"--pairs {pairs}: a check needs {LEAST_CHECKED} pairs or more, for fewer have no interval; name more, or"
@@ -235,8 +235,10 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
         )
 
 
-def _unread(context: typer.Context, has_plan: bool, is_check: bool) -> list[str]:
+def _unread(context: typer.Context, has_plan: bool, is_check: bool, search: str | None) -> list[str]:
     """Options that were given and that nothing would read."""
+    from harness.tuning.aecs import PRESETS
+
     given = {}
     for parameter in context.command.params:
         source = parameter.name and context.get_parameter_source(parameter.name)
@@ -249,11 +251,17 @@ def _unread(context: typer.Context, has_plan: bool, is_check: bool) -> list[str]
             for name, option in given.items()
             if name not in READ_BY_CHECK
         ]
-    if not has_plan:
-        return []
-    return [
-        f"{given[name]}: the plan says it; change it there, or {how}" for name, how in IN_PLANS.items() if name in given
+    of_races = [
+        f"{given[name]}: --search {search} probes each candidate once, in its own order; leave it out"
+        for name in ("probes", "seed")
+        if name in given and search in PRESETS
     ]
+    if not has_plan:
+        return of_races
+    of_plans = (
+        f"{given[name]}: the plan says it; change it there, or {how}" for name, how in IN_PLANS.items() if name in given
+    )
+    return [*of_races, *of_plans]
 
 
 def _share(text: str, option: str, problems: list[str]) -> float:

@@ -73,6 +73,20 @@ def test_a_constant_that_nothing_would_read_is_refused(options: tuple[str, ...],
     assert all("has no effect" in line for line in found.problems)
 
 
+@pytest.mark.parametrize("search", ["aecs", "aecs-code", "aecs-measured", "ios"])
+def test_a_search_that_probes_once_refuses_what_only_a_race_reads(search: str) -> None:
+    """It makes as many probes as its two stages need, in the order of its tree: --probes 1 limited nothing."""
+    found = joulebench("tune", "--search", search, "--probes", "1", "--seed", "3", "--name", "a b")
+    assert [line.removeprefix("error: ").split(":")[0] for line in found.problems] == [
+        "--probes",
+        "--seed",
+        "--name a b",
+    ]
+    assert f"--search {search} probes each candidate once, in its own order" in found.problems[0]
+    (told,) = joulebench("tune", "--search", "tree", "--probes", "40", "--seed", "3", "--name", "a b").problems
+    assert "--name a b" in told
+
+
 def test_a_constant_that_something_reads_is_not_refused() -> None:
     """Candidates of a search by code are tried in the order of their estimated power, whatever alpha is."""
     for options in (
