@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from engines.model.model_config import ModelConfig
 from engines.model.wanted_tensors import tensor_shapes
+from harness.external.openai import OpenAISpec
 from harness.matrix import CellPlan
 from harness.model_specs import PlayedModelSpec
 from harness.plan import Plan
@@ -50,10 +51,19 @@ def estimate(plan: Plan, run_parts: RunParts) -> list[CellEstimate]:
 
 
 def guessed_words(found: Sequence[CellEstimate]) -> str:
-    """How the speeds were had, and for which devices they say nothing."""
-    phones = dict.fromkeys(e.cell_plan.cell.device for e in found if is_phone(e.cell_plan.cell.device))
-    words = "speeds are guessed from a probe of this machine"
-    return f"{words}, which says nothing of {', '.join(phones)}" if phones else words
+    """How the speeds were had, and of what they say nothing."""
+    others = dict.fromkeys(other for e in found if (other := _not_probed(e.cell_plan)))
+    words = "speeds are guessed from a probe of this machine's CPU"
+    return f"{words}, which says nothing of {', '.join(others)}" if others else words
+
+
+def _not_probed(cell_plan: CellPlan) -> str | None:
+    """What computes a cell, where it is not this machine's CPU."""
+    if is_phone(cell_plan.cell.device):
+        return cell_plan.cell.device
+    if isinstance(cell_plan.engine, OpenAISpec):
+        return f"the server of {cell_plan.cell.engine}"
+    return None if cell_plan.device.computes == "cpu" else f"the GPU of {cell_plan.cell.device}"
 
 
 def _estimate_cell(plan: Plan, cell_plan: CellPlan, run_parts: RunParts, flop_per_s: float) -> CellEstimate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines.model.model_config import parse_model_config
-from harness.estimate import CellEstimate, active_parameters, estimate
+from harness.estimate import CellEstimate, active_parameters, estimate, guessed_words
 from harness.plan import build_plan
 from harness.run_parts import RunParts
 from tests.fakes.published import PUBLISHED
@@ -50,3 +50,18 @@ def test_a_turn_on_own_answers_is_estimated_as_long_as_it_may_be() -> None:
     first, second = RunParts(plan.protocol).requests(plan.cells[0])
     n_first, n_behind = len(first.prompt_ids), len(second.prompt_ids)
     assert estimated(talk).prefill_tokens == n_first + (n_first + 10 + n_behind)
+
+
+def test_what_computes_elsewhere_than_on_this_cpu_is_said_not_to_be_probed() -> None:
+    """A plan of a server's GPU was said to take as long as the CPU in front of it would."""
+    own = {"name": "own", "technique": {"name": "dropless"}}
+    server = {"name": "far", "runs": "openai", "url": "http://192.0.2.1:8000/v1"}
+
+    def words(**changes: object) -> str:
+        plan = build_plan(raw_plan(workload=[{"name": "fixed_lengths", "limit": 1}], **changes))
+        return guessed_words([CellEstimate(c, 1, 1, 1, 1, 1.0) for c in plan.cells])
+
+    assert words(engine=[own]).endswith("this machine's CPU")
+    assert words(engine=[own, server]).endswith("which says nothing of the server of far")
+    on_gpu = words(engine=[own], device=[{"name": "host", "computes": "cuda"}])
+    assert on_gpu.endswith("which says nothing of the GPU of host")

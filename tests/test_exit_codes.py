@@ -364,7 +364,7 @@ def test_a_dry_run_says_that_it_looks_at_no_device(finished_run: FinishedRun) ->
     assert done.exit_code == 0, done.stderr
     assert "not looked at: devices and meters; `joulebench doctor` tests them" in done.stdout
     assert re.search(r"about ([1-9]\d* s|[\d.]+ (minutes|hours|days)) \(decode tokens at most", done.stdout)
-    assert "from a probe of this machine)" in " ".join(done.stdout.split())
+    assert "from a probe of this machine's CPU)" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -395,5 +395,5 @@ def test_a_dry_run_says_that_a_probe_of_this_machine_tells_no_phone_s_speed(tmp_
     path = write_plan(tmp_path / "plan.toml", phones_plan(tmp_path, 1))
     done = CliRunner().invoke(app, ["run", str(path), "--dry-run"])
     assert done.exit_code == 0, done.stderr
-    of = "a probe of this machine, which says nothing of adb:FAKE0001, adb:FAKE0002, adb:FAKE0003)"
+    of = "a probe of this machine's CPU, which says nothing of adb:FAKE0001, adb:FAKE0002, adb:FAKE0003)"
     assert of in " ".join(done.stdout.split())
