@@ -133,9 +133,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         if path.stem in bundled_plans():
             remedy = f"`joulebench init {path.stem}.toml --from {path.stem}` writes it"
         raise PlanError([f"{path}: no such file; {remedy}"]) from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PlanError([f"{path}: cannot be read as text ({reason})"]) from error
+    except OSError as error:
+        raise PlanError([f"{path}: cannot be read as text ({error.strerror})"]) from error
+    except UnicodeDecodeError as error:
+        raise PlanError([f"{path}: no text in UTF-8 ({error}); is it a plan? Save it as UTF-8"]) from error
     except tomllib.TOMLDecodeError as error:
         raise PlanError([f"{path}: not TOML ({error}); `joulebench init` writes a plan to compare with"]) from error
     except (ValueError, RecursionError) as error:

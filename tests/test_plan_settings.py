@@ -23,7 +23,9 @@ from tests.plans import (
     ("content", "expected"),
     [
         (b"name = \n", "not TOML"),
-        (b"\xff\xfe", "cannot be read as text"),
+        (b"\xff\xfe", "no text in UTF-8"),
+        # An editor of Windows saved it.
+        ("name = 'x'\n".encode("utf-16"), "no text in UTF-8"),
         (None, "no such file"),
     ],
 )
