@@ -15,6 +15,7 @@ from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import GPU, HostsParameters
 from engines.techniques.place.priced import PricedParameters
+from engines.techniques.place.residency import ByCostParameters
 from harness.device_specs import DeviceSpec, ModelledSpec
 from harness.external.base import ExternalSpec
 from harness.plan_values import shown
@@ -110,7 +111,16 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
             return f"{what} would be on {unit}, where its sheet prices no {what}"
         if (why := sheet.units[unit].only_ratios) is not None:
             return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"
-    return _unreached(technique, sheet) or _unjoined(technique, sheet, backbone)
+    return _no_watts(technique, sheet) or _unreached(technique, sheet) or _unjoined(technique, sheet, backbone)
+
+
+def _no_watts(technique: TechniqueSpec, sheet: Sheet) -> str | None:
+    """Why graphs cannot be placed by joules, or None. The sheet has the units."""
+    place = technique.choices.place if isinstance(technique, Composed) else None
+    if not isinstance(place, ByCostParameters) or place.objective != "joules":
+        return None
+    lacking = [unit for unit in map(sheet.computing, place.units) if sheet.units[unit].busy_w is None]
+    return f"its experts are placed by joules, and its sheet states no power of {lacking[0]}" if lacking else None
 
 
 def _unjoined(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None) -> str | None:

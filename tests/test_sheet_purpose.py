@@ -7,7 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from devices.models.sheet import load_sheet
+from engines.pricing.cells import parameters
 from harness.bundled_plans import about_plan, bundled_plans
+from harness.combinations import unpriced
 from harness.plan import load_plan
 from harness.sheets import sheet_purposes
 from results.store import Store
@@ -26,6 +28,18 @@ def test_a_check_says_which_arms_are_left_out_as_a_dry_run_does(tmp_path: Path) 
     (line,) = (one for one in checked.stdout.splitlines() if one.startswith("left out: "))
     assert "model:m2-ultra: gpu arm: " in line
     assert "".join(line.split()) in "".join(dry.stdout.split())
+
+
+def test_an_arm_placed_by_joules_is_left_out_of_a_sheet_without_watts() -> None:
+    """Each trial failed. By seconds it needs none."""
+    sheet = load_sheet("m2-ultra")
+    for unit in ("npu", "cpu"):
+        without = sheet.units[unit].model_copy(update={"busy_w": None})
+        silent = sheet.model_copy(update={"units": {**sheet.units, unit: without}})
+        by_joules, by_seconds = (parameters("npumoe", objective=of) for of in ("joules", "seconds"))
+        told = f"its experts are placed by joules, and its sheet states no power of {unit}"
+        assert (unpriced(by_joules, silent), unpriced(by_seconds, silent)) == (told, None)
+        assert unpriced(by_joules, sheet) is None
 
 
 def test_a_sheet_for_one_table_says_so_wherever_it_prices(tmp_path: Path) -> None:
