@@ -50,6 +50,7 @@ from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.played_checks import played_problems
+from harness.profiles import whose_guesses
 from harness.rank_problems import (
     crowded_warning,
     launch_problems,
@@ -130,6 +131,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         for engine in engines:
             problems += _problems_with_model(engine, found, run_parts)
             warnings += [padding_warning(engine, found), tier_warning(engine, found), unheeded_of_engine(engine, found)]
+            warnings.append(_hybrid_warning(engine, found, run_parts))
             for model in computed:
                 if model.source == found.source:
                     problems += size_problems(engine, model, named.devices, found)
@@ -320,6 +322,15 @@ def _profile_problems(
     reason = run_parts.profile_mismatch(profile, facts) or run_parts.profile_lacks(profile, technique.learns)
     if reason:
         yield f"engine {label}: {reason}"
+
+
+def _hybrid_warning(engine: Part[EngineSpec], facts: CheckpointFacts, run_parts: RunParts) -> str | None:
+    """Of a profile that has no problem."""
+    name, technique = engine.spec.profile, engine.spec.technique
+    if name is None or any(_profile_problems(engine.label, name, technique, facts, run_parts)):
+        return None
+    told = whose_guesses(run_parts.profile(name), technique)
+    return told and f"engine {engine.label}: by profile {name} {told}"
 
 
 def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[str]:

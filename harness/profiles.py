@@ -14,6 +14,9 @@ from engines.model.model_config import CONFIG_FILE
 from engines.model.tokenizer import OWN_FILES
 from engines.profile import Learnt, Profile
 from engines.profile_files import mismatch, profile_folder, read_profile
+from engines.techniques.base import TechniqueParameters
+from engines.techniques.parameters import Composed
+from engines.techniques.route import PredictedParameters
 from harness.file_digests import file_digests
 from harness.state import state_folder
 
@@ -54,6 +57,22 @@ def profile_for(name: str, facts: CheckpointFacts, learns: frozenset[Learnt]) ->
     if reason := mismatch_with(found, facts, lambda note: None) or found.lacks(learns):
         raise EngineError(f"--profile {name}: {reason}")
     return found
+
+
+def whose_guesses(profile: Profile, technique: TechniqueParameters) -> str | None:
+    """Of a hybrid that a profile leaves one predictor: which. None of every other technique."""
+    route = technique.choices.route if isinstance(technique, Composed) else None
+    if not isinstance(route, PredictedParameters) or route.predictor != "hybrid" or profile.predictions is None:
+        return None
+    n_asked, n_guessing = len(profile.predictions.estimated_layers), len(profile.tokens_per_expert) - 1
+    if 0 < n_asked < n_guessing:
+        return None
+    where, other, preset = ("every layer", "estimator", "est-pf") if n_asked else ("no layer", "router", "router-pf")
+    like = preset if route.executes == "prediction" else f'predictor = "{other}"'
+    return (
+        f"the estimator recalls more experts than the router in {where}, so that a hybrid asks the {other} alone, as"
+        f" {like} does"
+    )
 
 
 def sha256_of(content: Any) -> str:

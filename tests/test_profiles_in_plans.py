@@ -12,7 +12,7 @@ import torch
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.transformer import Transformer
-from engines.profile_files import write_profile
+from engines.profile_files import profile_folder, read_profile, write_profile
 from engines.profiling import profile_of
 from harness.plan import draft_plan
 from harness.run_parts import RunParts
@@ -20,6 +20,7 @@ from results.store import Store, StoreError
 from tests.fakes.random_models import copy_bundled
 from tests.plans import BOOLQ, DROPLESS, FAST, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, TIERS, raw_plan
 from tests.profiles import bench_and_plan, origin_of, problems, skewed, trials
+from tests.test_preflight import checked
 
 NARROW = {"name": "npumoe-t", "multiples": [1.0, 0.5]}
 
@@ -55,6 +56,42 @@ def test_an_arm_with_a_profile_of_the_same_prompts_does_what_it_does_without(tmp
     assert [s.value for s in own.scores] == [s.value for s in same.scores]
     assert others.counters is not None
     assert others.counters.dropped_pairs != own.counters.dropped_pairs
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ((0, 1, 2), ("every layer", "estimator", "est-pf")),
+        ((1,), None),
+        ((), ("no layer", "router", "router-pf")),
+    ],
+)
+def test_a_hybrid_of_one_predictor_is_told(
+    tmp_path: Path, layers: tuple[int, ...], told: tuple[str, str, str] | None
+) -> None:
+    """The bundled model has four layers of experts, of which the last guesses nothing."""
+    bundled = read_profile(profile_folder(MODEL))
+    assert bundled.predictions is not None
+    predictions = bundled.predictions.model_copy(update={"estimated_layers": layers})
+    write_profile(replace(bundled, predictions=predictions), tmp_path / "p")
+    arms = [
+        {"name": name, "technique": technique, "profile": str(tmp_path / "p")}
+        for name, technique in {
+            "hybrid": {"name": "hybrid-pf"},
+            "hint": {"name": "prefetch-hint", "predictor": "hybrid"},
+            "est": {"name": "est-pf"},
+            "router": {"name": "router-pf"},
+        }.items()
+    ]
+    found = checked(engine=arms).warnings
+    if told is None:
+        assert found == ()
+        return
+    where, other, preset = told
+    words = f"more experts than the router in {where}, so that a hybrid asks the {other} alone, as"
+    for line, name, like in zip(found, ("hybrid", "hint"), (preset, f'predictor = "{other}"'), strict=True):
+        assert line.startswith(f"engine {name}: by profile ")
+        assert line.endswith(f"{words} {like} does")
 
 
 def test_one_profile_serves_all_arms_and_devices(profile: str) -> None:
