@@ -70,6 +70,7 @@ from harness.technique_problems import (
     unread_problems,
 )
 from harness.unheeded import (
+    sample_warnings,
     unheeded_attention,
     unheeded_decoding,
     unheeded_forms,
@@ -152,6 +153,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += _all_workload_problems(named.workloads, found, techniques, run_parts, empty)
         warnings += context_warnings(devices, named.workloads, found, run_parts)
         warnings += warmup_warnings(draft.plan.protocol, named.workloads, found, run_parts)
+        warnings += sample_warnings(named.workloads, found, run_parts)
     found_of_played = played_problems(named, run_parts)
     problems += found_of_played.problems
     warnings += found_of_played.warnings

@@ -139,3 +139,20 @@ def warmup_warnings(
                 f"protocol.warmup = {protocol.warmup}: workload {part.label} has {n} request{'s' if n > 1 else ''},"
                 " and a warm-up answers each of them once; lower it"
             )
+
+
+def sample_warnings(parts: Sequence[Part[WorkloadSpec]], facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
+    """Of limits that the few items which come with the project do not reach: other data was meant."""
+    for part in parts:
+        try:
+            workload = run_parts.workload_named(part.label, part.spec)
+            if part.spec.limit is None or workload.data_source != "sample":
+                continue
+            n = len({r.sample_id for r in workload.requests(facts.tokenizer, facts.config.max_length)})
+        except WorkloadError:
+            continue
+        if n < part.spec.limit:
+            yield (
+                f"workload {part.label}: limit {part.spec.limit} is more than the {n} items of the sample that comes"
+                ' with joulebench; for the data set set JOULEBENCH_DATA, or data = "hub"'
+            )

@@ -22,6 +22,7 @@ from harness.unheeded import unheeded_attention, unheeded_forms, unheeded_of_pro
 from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, MODEL, raw_plan
+from workloads.datasets import SAMPLES
 
 
 def warnings_of(**changes: Any) -> list[str]:
@@ -96,6 +97,14 @@ def test_what_a_modelled_device_does_anyway_is_not_told(protocol: dict[str, Any]
 
 
 FIXED = {"name": "fixed_lengths", "limit": 3, "prompt_tokens": 8, "new_tokens": 2}
+
+
+def test_a_limit_that_the_sample_does_not_reach_is_told() -> None:
+    """The plan of the README asks 200 items of HellaSwag, and without data got the 14 of the sample."""
+    n_items = len((SAMPLES / "boolq_validation.jsonl").read_text("utf-8").splitlines())
+    (told,) = warnings_of(workload=[BOOLQ | {"limit": n_items + 1}, FIXED])
+    assert told.startswith(f"workload boolq: limit {n_items + 1} is more than the {n_items} items of the sample")
+    assert warnings_of(workload=[BOOLQ | {"limit": n_items}]) == []
 
 
 def test_a_warmup_that_is_longer_than_its_workload_is_told() -> None:
