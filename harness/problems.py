@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, get_args
@@ -16,6 +17,8 @@ from harness.external.catalog import EXTERNAL
 from harness.plan_values import shown
 from harness.schema import UNKNOWN_ENGINE, AllEngines, ReadByName
 
+SECRET = re.compile("(^|_)(api_?key|key|token|secret|password|authorization)(_|$)", re.IGNORECASE)
+"""Keys whose values no message repeats: a terminal and a schedule's log are kept."""
 MAX_LINE = 1000
 """Characters of a problem: the longest list of known names, and a value."""
 
@@ -93,7 +96,11 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
     where = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
     by_sweep = [_as_swept(location, keys, as_written, error["type"]) for keys, as_written in swept.items()]
     where = next(filter(None, by_sweep), where)
-    found = f"found {shown(error['input'])}"
+    found = (
+        "found a value that is not shown here"
+        if SECRET.search(str(loc[-1]) if loc else "")
+        else f"found {shown(error['input'])}"
+    )
     match error["type"]:
         case "extra_forbidden":
             record = _model_at(schema, error["loc"][:-1])

@@ -13,7 +13,7 @@ from engines.external.base import Abilities, Found, why_not_asked
 from harness import external_parts
 from harness.external.base import ExternalSpec
 from harness.external.llama_cpp import LlamaCppSpec
-from harness.plan import PlanError, draft_plan
+from harness.plan import PlanError, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from results.records import Request, Sampling
@@ -171,3 +171,16 @@ def test_requests_beyond_an_engine_are_not_supported_with_the_reason() -> None:
     assert why_not_asked(full, "llama.cpp", [scored, request(stop=("\n",))], made_up=False) is None
     drawn = request(sampling=Sampling(temperature=0.7))
     assert "temperature = 0" in str(why_not_asked(full, "llama.cpp", [drawn], made_up=False))
+
+
+@pytest.mark.parametrize("key", ["key", "api_key", "key_variable"])
+def test_a_key_that_is_written_into_a_plan_is_refused_and_not_repeated(key: str) -> None:
+    """It went into the terminal, and into a schedule's log."""
+    server = {"name": "s", "runs": "openai", "url": "http://127.0.0.1:9/v1", key: "sk-very-secret"}
+    with pytest.raises(PlanError) as caught:
+        build_plan(raw_plan(engine=[server]))
+    told = "\n".join(caught.value.problems)
+    assert f"engine[0].{key}: " in told
+    assert "secret" not in told
+    remedy = "must be the name of an environment variable" if key == "key_variable" else "did you mean key_variable?"
+    assert remedy in told

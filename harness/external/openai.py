@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from engines.base import Engine
 from engines.errors import EngineError
@@ -46,6 +46,13 @@ class OpenAISpec(ExternalSpec):
     """For the first token of an answer, and between two chunks that bring some."""
     cache_is_off: bool = False
     """Your word that the server uses nothing of earlier prompts, where it cannot be told so by each request."""
+
+    @field_validator("key_variable")
+    @classmethod
+    def _is_a_name(cls, told: str | None) -> str | None:
+        if told is not None and not (told.isascii() and told.isidentifier()):
+            raise ValueError("must be the name of an environment variable that holds the key, and not the key itself")
+        return told
 
     @classmethod
     def look(cls, environments: Sequence[Path] = ()) -> Found:
