@@ -182,5 +182,9 @@ def test_a_key_that_is_written_into_a_plan_is_refused_and_not_repeated(key: str)
     told = "\n".join(caught.value.problems)
     assert f"engine[0].{key}: " in told
     assert "secret" not in told
-    remedy = "must be the name of an environment variable" if key == "key_variable" else "did you mean key_variable?"
+    remedy = (
+        "must be the name of an environment variable"
+        if key == "key_variable"
+        else "known: cache_is_off, cores, devices, flavour, key_variable"
+    )
     assert remedy in told
