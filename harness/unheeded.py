@@ -142,16 +142,21 @@ def warmup_warnings(
 
 
 def sample_warnings(parts: Sequence[Part[WorkloadSpec]], facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
-    """Of limits that the few items which come with the project do not reach: other data was meant."""
-    for part in parts:
+    """Of limits that the few items which come with the project do not reach: other data was meant. Of workloads that
+    differ in their limit alone, the largest."""
+    largest: dict[str, Part[WorkloadSpec]] = {}
+    for part in sorted(parts, key=lambda part: part.spec.limit or 0):
+        if part.spec.limit is not None:
+            largest[part.spec.model_dump_json(exclude={"limit", "label"})] = part
+    for part in largest.values():
         try:
             workload = run_parts.workload_named(part.label, part.spec)
-            if part.spec.limit is None or workload.data_source != "sample":
+            if workload.data_source != "sample":
                 continue
             n = len({r.sample_id for r in workload.requests(facts.tokenizer, facts.config.max_length)})
         except WorkloadError:
             continue
-        if n < part.spec.limit:
+        if part.spec.limit is not None and n < part.spec.limit:
             yield (
                 f"workload {part.label}: limit {part.spec.limit} is more than the {n} items of the sample that comes"
                 ' with joulebench; for the data set set JOULEBENCH_DATA, or data = "hub"'

@@ -22,7 +22,7 @@ from results.cpu_time import WattsSheet
 from tests.plans import raw_plan
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 PLANS = sorted((ROOT / "plans").glob("*.toml"))
 
 

@@ -105,6 +105,8 @@ def test_a_limit_that_the_sample_does_not_reach_is_told() -> None:
     (told,) = warnings_of(workload=[BOOLQ | {"limit": n_items + 1}, FIXED])
     assert told.startswith(f"workload boolq: limit {n_items + 1} is more than the {n_items} items of the sample")
     assert warnings_of(workload=[BOOLQ | {"limit": n_items}]) == []
+    (told,) = warnings_of(workload=[BOOLQ], sweep={"workload.boolq.limit": [n_items, n_items + 2, n_items + 1]})
+    assert f"limit {n_items + 2} is more than the {n_items} items" in told
 
 
 def test_a_warmup_that_is_longer_than_its_workload_is_told() -> None:
