@@ -122,7 +122,8 @@ def test_arithmetic_of_attention_is_refused_where_the_kernels_do_not_attend(
     family: str, is_heeded: bool, to: AttentionArithmetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Latent attention and soft caps are torch's."""
-    monkeypatch.setattr(tables, "why_not_bf16", lambda: None)
+    for why_not in ("why_not_bf16", "why_no_byte_attention"):
+        monkeypatch.setattr(tables, why_not, lambda: None)
     write_family(tmp_path, CASES[family])
     config, asked = inspect_checkpoint(str(tmp_path)).config, Quantisation(attention_arithmetic=to)
     if is_heeded:
