@@ -204,7 +204,12 @@ def _workloads(names: Sequence[str]) -> list[tuple[str, WorkloadSpec]]:
             else:
                 found.append((name, WORKLOAD.read({"name": name})))
         except ValidationError as error:
-            problems += told("--data", error, WORKLOAD.schema)
+            lacking = [str(one["loc"][-1]) for one in error.errors() if one["type"] == "missing"]
+            if lacking:
+                told_as = f"needs {' and '.join(lacking)}, which a [[workload]] of a plan gives; name that plan's file"
+                problems.append(f"--data {name}: {told_as}")
+            else:
+                problems += told("--data", error, WORKLOAD.schema)
         except PlanError as error:
             problems += [f"--data {problem}" for problem in error.problems]
     if problems or not found:

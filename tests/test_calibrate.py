@@ -178,6 +178,7 @@ def test_what_an_estimator_is_told_needs_one(tmp_path: Path) -> None:
         ("bolq", "did you mean boolq?"),
         (" , ", "names no workload"),
         ("gsm8k", "JOULEBENCH_DATA"),
+        ("lm_eval", "needs task, which a [[workload]] of a plan gives; name that plan's file"),
     ],
 )
 def test_what_cannot_be_counted_is_told_and_nothing_is_written(data: str, expected: str, tmp_path: Path) -> None:
