@@ -43,7 +43,7 @@ class Conditions(Record):
     airplane_mode: bool | None = None
 
 
-TORCH_ALONE = "1.4 to 21 times slower with fp32 weights, 1.9 to 63 times with narrower ones"
+TORCH_ALONE = "1.4 to 21 times slower with fp32 weights, 1.9 to 67 times with narrower ones"
 """What a machine without kernels loses, by docs/measurements/first-start.md; a test holds one against the other."""
 
 
