@@ -82,17 +82,21 @@ class FloatBlock {
   const float *keys_, *values_;
 };
 
-#ifdef JOULEBENCH_BF16
-
-// Values and shares rounded to bf16: two keys' values of a feature are a word.
-class PairValues {
- public:
-  static constexpr int64_t kAligned = 2;
-
+// Of shares that are rounded to bf16.
+struct RoughShares {
   template <int N>
   static void exponentials(fN (&scores)[N]) {
     roughly_exp_below_one(scores);
   }
+};
+
+#ifdef JOULEBENCH_BF16
+
+// Values and shares rounded to bf16: two keys' values of a feature are a word.
+class PairValues : public RoughShares {
+ public:
+  static constexpr int64_t kAligned = 2;
+
   // Two keys' shares become a word, where no score is looked for any more.
   template <int N>
   static void put_shares(const fN (&shares)[N], int64_t s, float* panel) {
@@ -163,14 +167,10 @@ constexpr bool kAttendsByBytes = true;
 typedef PairValues ValuesOfBytes;
 #else
 // The same where no instruction multiplies bf16: floats that are rounded to it, which gives the same products.
-class RoundedValues {
+class RoundedValues : public RoughShares {
  public:
   static constexpr int64_t kAligned = 1;
 
-  template <int N>
-  static void exponentials(fN (&scores)[N]) {
-    roughly_exp_below_one(scores);
-  }
   template <int N>
   static void put_shares(const fN (&shares)[N], int64_t s, float* panel) {
     for (int i = 0; i < N; i++) store(panel + (s + i) * kPanel, (fN)bf16_bits(shares[i]));
