@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 20.0
 """A driver without persistence mode takes seconds to wake a GPU; one that hangs does not come back."""
-_QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) (W|MiB|C|MHz)")
+_QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) (W|MiB|C)")
 _BYTES_PER_MIB = 2**20
 
 
@@ -27,17 +27,13 @@ _BYTES_PER_MIB = 2**20
 class GpuReport:
     """One GPU at the time of the report."""
 
-    bus_id: str
     product: str
     power_w: float | None
     """The instantaneous one where it is told beside the average."""
     power_limit_w: float | None
     """That in force."""
     temperature_c: float | None
-    sm_clock_mhz: float | None
-    max_sm_clock_mhz: float | None
     memory_bytes: int | None
-    performance_state: str | None
     is_split: bool
     """By MIG."""
     event_reasons: frozenset[str]
@@ -88,7 +84,6 @@ def read_nvidia_smi(program: str = "nvidia-smi") -> SmiReport:
 def _gpu(gpu: Element) -> GpuReport:
     memory_mib = _quantity(gpu, "fb_memory_usage/total")
     return GpuReport(
-        bus_id=gpu.get("id", ""),
         product=_text(gpu, "product_name") or "unknown",
         power_w=_quantity(
             gpu,
@@ -103,10 +98,7 @@ def _gpu(gpu: Element) -> GpuReport:
             "power_readings/power_limit",
         ),
         temperature_c=_quantity(gpu, "temperature/gpu_temp"),
-        sm_clock_mhz=_quantity(gpu, "clocks/sm_clock"),
-        max_sm_clock_mhz=_quantity(gpu, "max_clocks/sm_clock"),
         memory_bytes=None if memory_mib is None else round(memory_mib * _BYTES_PER_MIB),
-        performance_state=_text(gpu, "performance_state"),
         is_split=_text(gpu, "mig_mode/current_mig") == "Enabled",
         event_reasons=frozenset(_active_reasons(gpu)),
     )

@@ -18,10 +18,8 @@ from typing import NamedTuple
 from devices.base import MeterUnavailableError
 from devices.sysfs import read_word
 
-TYPE_HARDWARE, TYPE_SOFTWARE = 0, 1
+TYPE_HARDWARE = 0
 HW_CPU_CYCLES = 0
-SW_TASK_CLOCK = 1
-"""CPU time of a task in ns: counted by the kernel, so it is there where the hardware's counters are not."""
 PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 
 _SYSCALL_NUMBERS = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}

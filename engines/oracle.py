@@ -58,7 +58,6 @@ class OracleParameters(Record):
     """Has no parameters."""
 
     technique: ClassVar[str] = "oracle"
-    static_shapes: ClassVar[bool] = False
     lossless: ClassVar[bool] = True
     loads_from_file: ClassVar[bool] = False
     wanted_prompts: ClassVar[int] = 0

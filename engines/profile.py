@@ -151,10 +151,3 @@ class Profile:
     def popularity(self, layer: int) -> tuple[int, ...]:
         """Experts from the most to the least chosen; the lower index first where counts are equal (§4.3)."""
         return popularity(self.tokens_per_expert[layer])
-
-    def mean_saliency(self, layer: int) -> tuple[float | None, ...] | None:
-        """Of the tokens that chose each expert; None for one that was never chosen, and where none was counted."""
-        if self.saliency_per_expert is None:
-            return None
-        sums, counts = self.saliency_per_expert[layer], self.tokens_per_expert[layer]
-        return tuple(total / n if n else None for total, n in zip(sums, counts, strict=True))

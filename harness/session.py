@@ -16,7 +16,7 @@ from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
 from devices.base import Clock, Device, DeviceError, Meter
-from devices.cpu_cycles import CpuCycles
+from devices.cpu_cycles import CpuCycles, cycles_between
 from devices.cpu_seconds import counted_as_ours
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
 from devices.state_watch import changes, switched_cores, watched
@@ -298,7 +298,7 @@ def _measure_window(arm: PreparedCell, window: _Window, others: Sequence[Path]) 
     if asks_server:
         window.cycles = NO_CYCLES_OF_SERVER
     elif cycles_before is not None and cycles_after is not None:
-        window.cycles = _cycles_between(cycles_before, cycles_after)
+        window.cycles = cycles_between(cycles_before, cycles_after)
 
 
 def other_processes(engine: Engine) -> list[Path]:
@@ -354,12 +354,6 @@ def _steps(engine: Engine) -> tuple[DecodeStep, ...]:
 
 def _cycles(device: Device) -> CpuCycles | None:
     return device.cpu_cycles() if isinstance(device, CountsCycles) else None
-
-
-def _cycles_between(before: CpuCycles, after: CpuCycles) -> CpuCycles:
-    if before.cycles is None or after.cycles is None:
-        return after if after.cycles is None else before
-    return CpuCycles(after.cycles - before.cycles, after.remark)
 
 
 def _marks(

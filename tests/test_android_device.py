@@ -281,8 +281,6 @@ def test_cpu_time_of_a_program_is_its_own(device: AndroidDevice) -> None:
     asleep = device.run_program(["sleep", "0.3"], timeout_s=60.0)
     assert asleep.cpu_s is not None
     assert asleep.cpu_s < 0.05
-    assert asleep.cpu_use is not None
-    assert asleep.cpu_use < 0.2
 
 
 def test_cpu_time_of_a_running_program_grows(device: AndroidDevice) -> None:

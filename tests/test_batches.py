@@ -37,8 +37,6 @@ class RecordingParameters(Record):
     """Dropless, noting phase and rows of each plan of the first layer."""
 
     technique: ClassVar[str] = "recording"
-    static_shapes: ClassVar[bool] = False
-
     lossless: ClassVar[bool] = True
     wanted_prompts: ClassVar[int] = 0
     loads_from_file: ClassVar[bool] = False

@@ -49,8 +49,6 @@ def test_a_phone_of_unknown_cores_is_read_by_its_clocks() -> None:
     assert kinds(places) == [(1, "prime"), (3, "performance"), (4, "efficiency")]
     assert places.cores_of((0, 2, 0)) == (4, 5)
     assert places.cores_of((1, 1, 2)) == (0, 1, 4, 7)
-    assert places.selection_of({4, 5}) == (0, 2, 0)
-    assert places.selection_of({4, 9}) is None
 
 
 def test_a_hosts_hardware_threads_and_favoured_cores_make_one_cluster() -> None:
@@ -79,7 +77,6 @@ def test_this_machines_files_show_the_core_that_runs_this() -> None:
 def test_threads_have_no_cores() -> None:
     places = thread_places(6)
     assert places.cores_of((2,)) is None
-    assert places.selection_of({0, 1}) is None
     with pytest.raises(ValueError, match=r"\(7,\) does not fit into clusters of \[6\] cores"):
         places.cores_of((7,))
     with pytest.raises(ValueError, match="0 threads: at least one"):

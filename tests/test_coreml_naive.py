@@ -27,10 +27,6 @@ def test_a_shape_of_the_busiest_is_frozen_for_a_naive_launch_alone() -> None:
         assert {(call.unit, call.static) for call in naive.calls} == {("npu", True)}
         plain = on_cpu.build(BuildContext(32, PHI)).plan(seen)
         assert {(call.unit, call.static) for call in plain.calls} == {("cpu", False)}
-    assert (on_cpu.static_shapes, CustomParameters.model_validate({"layout": {"kind": "capacity"}}).static_shapes) == (
-        False,
-        True,
-    )
 
 
 def test_naive_decodes_with_the_graphs_of_its_prefill() -> None:

@@ -253,19 +253,9 @@ def test_the_energy_gauge_without_an_app_is_refused_at_once(tunneld: FakeTunneld
         device_at(tunneld, meters=("energy gauge",))
 
 
-def test_an_app_is_started_with_arguments_and_ended(fake: FakeIphone, device: IosDevice) -> None:
-    process_id = device.start_app(APP, ["--prompt", "a b"], {"OMP_NUM_THREADS": "2"})
-    assert process_id == fake.running[APP]
-    device.stop_app(process_id)
-    assert fake.log[-2:] == [
-        ("launch", APP, ("--prompt", "a b"), {"OMP_NUM_THREADS": "2"}, True),
-        ("signal", 9, process_id),
-    ]
-
-
 def test_an_app_that_does_not_start_is_an_error(device: IosDevice) -> None:
     with pytest.raises(DeviceError, match=r"com\.example\.missing did not start; is it installed"):
-        device.start_app("com.example.missing")
+        device.phone.launch("com.example.missing")
 
 
 def test_the_environment_is_the_phones_and_unknown_is_none(device: IosDevice) -> None:

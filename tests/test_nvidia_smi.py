@@ -25,15 +25,13 @@ def gpu(name: str) -> GpuReport:
     return only
 
 
-def test_every_dump_parses_to_one_gpu_with_a_name_a_temperature_and_a_clock() -> None:
+def test_every_dump_parses_to_one_gpu_with_a_name_and_a_temperature() -> None:
     paths = sorted((data_folder() / DUMPS).glob("*.xml"))
     assert len(paths) == 12
     for path in paths:
         report = gpu(path.stem)
         assert report.product != "unknown", path.name
-        assert report.bus_id.count(":") == 2, path.name
         assert report.temperature_c is not None, path.name
-        assert report.sm_clock_mhz is not None, path.name
         assert report.event_reasons <= set(REASONS.values()), path.name
 
 
@@ -41,13 +39,11 @@ def test_a100_in_mig_mode() -> None:
     report = parse_nvidia_smi(dump("a100-sxm4-v12"))
     assert report.driver == "535.54.03"  # line 5
     [a100] = report.gpus
-    assert a100.bus_id == "00000000:01:00.0"  # line 8
     assert a100.product == "NVIDIA A100-SXM4-80GB"  # line 9
     assert a100.is_split  # line 17: <current_mig>Enabled
     assert a100.power_w == 67.03  # line 310, in <gpu_power_readings>; line 319 is of the module: N/A
     assert a100.power_limit_w == 500.0  # line 311
     assert a100.temperature_c == 27  # line 295
-    assert (a100.sm_clock_mhz, a100.max_sm_clock_mhz) == (1275, 1410)  # lines 328, 345
     assert a100.memory_bytes == 81920 * MIB  # line 229, not one of the instances' 19968
     assert a100.event_reasons == frozenset()  # all nine Not Active
 
@@ -57,9 +53,7 @@ def test_t4_of_an_older_driver() -> None:
     assert t4.power_w == 26.78  # line 170: <power_readings><power_draw>
     assert t4.power_limit_w == 70.0  # line 174: <enforced_power_limit>
     assert t4.temperature_c == 40  # line 155
-    assert (t4.sm_clock_mhz, t4.max_sm_clock_mhz) == (585, 1590)  # lines 179, 193
     assert t4.memory_bytes == 15360 * MIB  # line 94
-    assert t4.performance_state == "P0"  # line 81
     assert not t4.is_split  # line 16: N/A
 
 
@@ -68,7 +62,6 @@ def test_3080_of_a_new_driver_tells_the_instant_beside_the_average() -> None:
     assert rtx.power_w == 142.33  # line 228: instant; line 227 has the average, 139.62
     assert rtx.power_limit_w == 320.0  # line 229
     assert rtx.temperature_c == 27  # line 212
-    assert rtx.sm_clock_mhz == 1950  # line 257
     assert rtx.event_reasons == frozenset()  # lines 110 to 118
     assert rtx.memory_bytes == 10240 * MIB  # line 129
 

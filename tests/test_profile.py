@@ -69,8 +69,6 @@ def test_choices_and_saliency_are_summed_per_layer_over_all_steps() -> None:
     profile = counts.profile(top_k=2, n_prompts=2)
     assert profile.tokens_per_expert == {1: (1, 3, 1, 1), 2: (1, 0, 1, 2)}
     assert profile.saliency_per_expert == {1: (2.0, 7.5, 5.0, 0.5), 2: (4.0, 0.0, 1.0, 5.0)}
-    assert profile.mean_saliency(1) == (2.0, 2.5, 5.0, 0.5)
-    assert profile.mean_saliency(2) == (4.0, None, 1.0, 2.5)
     assert (profile.top_k, profile.n_prompts) == (2, 2)
     assert profile.default_vectors_EH is None
 

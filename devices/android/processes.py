@@ -71,11 +71,6 @@ class ProcessResult:
     edges_s: tuple[float, float] | None = None
     """When it began and ended, on the phone's uptime."""
 
-    @property
-    def cpu_use(self) -> float | None:
-        """Cores kept busy on average."""
-        return self.cpu_s / self.wall_s if self.cpu_s is not None and self.wall_s else None
-
 
 class PhoneProcess:
     """A running program. End it with `wait` or `kill`."""

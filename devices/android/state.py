@@ -21,7 +21,6 @@ from results.charge import C_PER_UAH
 
 CHARGING, DISCHARGING, NOT_CHARGING, FULL = 2, 3, 4, 5
 STATUS_WORDS = {CHARGING: "charging", DISCHARGING: "discharging", NOT_CHARGING: "not charging", FULL: "full"}
-THERMAL_WORDS = ("none", "light", "moderate", "severe", "critical", "emergency", "shutdown")
 
 _SECTION = "@@ "
 _COMMANDS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -144,20 +144,12 @@ class IosDevice(GatedPhone[PhoneFacts]):
         """Not read: the instruments' own sampling would load the phone."""
         return None
 
-    def start_app(self, app: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
-        """Starts an installed app anew, ending one that runs: its process id. Raises `DeviceError`."""
-        return self.phone.launch(app, arguments, environment)
-
     def run_app(self, app: str, arguments: Sequence[str], last_words: Sequence[str], limit_s: float) -> AppRun:
         """Starts an installed app anew, reads its console until it says one of the last words, and ends it.
 
         Raises `TransientDeviceError` where it does not say any in time, or is gone before; the app is ended then too.
         """
         return run_app(self.phone, app, arguments, last_words, limit_s, self._clock)
-
-    def stop_app(self, process_id: int) -> None:
-        """Raises `DeviceError`."""
-        self.phone.kill(process_id)
 
     def close(self) -> None:
         super().close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -104,7 +104,7 @@ class Phone:
             log.info("the number of cores is not known: %s", error)
             return facts
 
-    def launch(self, app: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
+    def launch(self, app: str) -> int:
         """Starts an installed app anew by its bundle identifier: its process id. Raises `DeviceError`."""
 
         async def start(link: Link) -> int:
@@ -112,7 +112,7 @@ class Phone:
 
             async with ProcessControl(await link.instruments()) as control:
                 try:
-                    return int(await control.launch(app, list(arguments), environment=dict(environment or {})))
+                    return int(await control.launch(app))
                 except AssertionError as error:  # the library's way to say that the answer was no process id
                     raise DeviceError(
                         f"ios: {link.udid}: {app} did not start; is it installed, and its developer trusted?"
@@ -130,17 +130,6 @@ class Phone:
                 return int(await control.process_identifier_for_bundle_identifier(app) or 0)
 
         return self.ask(find, f"looking for {app}") or None
-
-    def kill(self, process_id: int) -> None:
-        """Raises `DeviceError`."""
-
-        async def end(link: Link) -> None:
-            from pymobiledevice3.services.dvt.instruments.process_control import ProcessControl
-
-            async with ProcessControl(await link.instruments()) as control:
-                await control.kill(process_id)
-
-        self.ask(end, f"ending process {process_id}")
 
     def why_no_instruments(self) -> str | None:
         """What the phone lacks for its energy gauge and for starting apps, with the remedy; None where it has all.

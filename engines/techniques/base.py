@@ -309,11 +309,6 @@ class TechniqueParameters(Protocol):
     technique: ClassVar[str]
 
     @property
-    def static_shapes(self) -> bool:
-        """True when every call's shape is known before the routing is."""
-        ...
-
-    @property
     def lossless(self) -> bool:
         """True when it computes all that the router chose: its answers are the model's own, up to the order of sums."""
         ...

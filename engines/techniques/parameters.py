@@ -53,10 +53,6 @@ class Composed(Record):
         return self.choices.move.loads_from_file and "cpu" in self.units
 
     @property
-    def static_shapes(self) -> bool:
-        return all(layout.static for layout in self.choices.layouts)
-
-    @property
     def lossless(self) -> bool:
         return self.choices.lossless
 

@@ -65,11 +65,6 @@ class CorePlaces:
             return None
         return tuple(sorted(core for own, n in zip(self.cores, selection, strict=True) for core in own[:n]))
 
-    def selection_of(self, cores: Collection[int]) -> Selection | None:
-        """How many of each cluster; None where a core belongs to none of them."""
-        found = tuple(sum(core in cores for core in own) for own in self.cores)
-        return found if self.cores and sum(found) == len(set(cores)) else None
-
 
 def thread_places(n_threads: int) -> CorePlaces:
     """Where threads cannot be bound. Raises ValueError below 1."""

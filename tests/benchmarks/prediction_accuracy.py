@@ -113,7 +113,7 @@ class Speculating:
     """`TechniqueParameters` of one arm."""
 
     technique = NAME
-    static_shapes, lossless, loads_from_file, wanted_prompts = False, False, False, 0
+    lossless, loads_from_file, wanted_prompts = False, False, 0
     learns: frozenset[Learnt] = frozenset()
     units: tuple[Unit, ...] = ("cpu",)
     backbone: Unit = "cpu"

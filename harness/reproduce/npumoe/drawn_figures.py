@@ -16,7 +16,6 @@ from harness.reproduce.redrawn import Entry, SourceTable
 
 PRICED = f"Phi-3.5-MoE on sheet m2-ultra; routing {grid.ROUTING.name}."
 WHOLE = (*BASELINES, *ABLATIONS)
-NOT_ALONE = "The source gives one range for all baselines here."
 CAPACITIES, GROUPS = (32, 64, 128), (4, 8)
 
 
