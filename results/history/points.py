@@ -28,6 +28,7 @@ from results.metrics import (
 from results.records import Cell, Method, Phase, Record
 from results.roads import comparable_roads
 from results.runs import OWN_CODE, RunData
+from results.sittings import sittings_of
 from results.statistics import student_interval
 from results.trials import Trial
 
@@ -132,6 +133,8 @@ class CellPoint(Record):
     n_left_out: int
     settings: Settings
     asked: tuple[str, ...] = ()
+    sittings: dict[int, int] = Field(default_factory=dict)
+    """Of repeats that are of a later sitting than the first."""
     roads: dict[Phase, tuple[str, ...]] = Field(default_factory=dict)
     figures: tuple[Figure, ...] = ()
 
@@ -250,6 +253,7 @@ def cell_point(cell: Cell, trials: Sequence[Trial]) -> CellPoint:
         n_left_out=sum(t.status == "ok" for t in trials) - len(good),
         settings=settings_of(cell),
         asked=tuple(sorted({t.requests_sha256 for t in trials if t.requests_sha256 is not None})),
+        sittings={i: one for i, one in sittings_of(trials).get(cell.cell_id, {}).items() if one},
         roads=_roads(good),
         figures=(*cost_figures(good), *score_figures(answering(trials))),
     )
@@ -270,9 +274,12 @@ def cost_figures(trials: Sequence[Trial]) -> list[Figure]:
                 if o.value is not None and math.isfinite(o.value) and (o.metric, o.phase) in METRICS:
                     found.setdefault((o.metric, o.phase, o.unit, o.method, o.meter), {})[trial.repeat] = o.value
     errors = _meter_errors(trials) if any(key[4] for key in found) else {}
+    metrics = {metric for metric, *_ in found}
     made = []
     for (metric, phase, unit, method, meter), values in found.items():
         kind, better = METRICS[metric, phase]
+        if FROM_ARRIVAL.get(metric) in metrics:
+            better = "neither"  # the time with the queue is judged in its place
         unshared, whole = errors.get((meter, phase), (0.0, None)) if meter is not None else (0.0, None)
         made.append(
             Figure(

@@ -34,7 +34,7 @@ from results.history.marks import baseline_runs
 from results.history.places import LEAST_SEGMENT, P_VALUE
 from results.history.points import CellPoint, Figure, RunPoint
 from results.history.regress_notes import not_judged, notes_of
-from results.history.series import Lacking, Series, anchored, same_way, series_of
+from results.history.series import Lacking, Series, anchored, of_one_sitting, same_way, series_of
 from results.history.unlike import What, unlike_cells, unlike_environments, unlike_figures
 
 LEAST_AA: Final = 3
@@ -207,11 +207,12 @@ class _Line:
                 continue
             why = self._unlike(run, cell, figure)
             if why is None and self._anchor is not None and figure.kind in ("time", "energy"):
-                base = self._anchored_by(cells, figure)
-                if base is None:
-                    why = "the anchor has no such figure"
+                pair = self._anchored_by(cells, cell, figure)
+                if isinstance(pair, str):
+                    why = pair
                 else:
-                    bases.append(base)
+                    figure, anchor, base = pair
+                    bases.append((anchor, base))
             if why is not None:
                 left_out[why] += 1
                 behind.append((run, why))
@@ -223,14 +224,16 @@ class _Line:
         return replace(series, lacking=tuple(lacking)), left_out, behind
 
     def _anchored_by(
-        self, cells: dict[tuple[str, str, str, str], CellPoint], figure: Figure
-    ) -> tuple[CellPoint, Figure] | None:
+        self, cells: dict[tuple[str, str, str, str], CellPoint], own: CellPoint, figure: Figure
+    ) -> tuple[Figure, CellPoint, Figure] | str:
+        """The figure, its anchor and the anchor's figure, of the repeats that count; or why the run is left out."""
         cell = cells.get(self._anchor.key) if self._anchor is not None else None
-        if cell is None:
-            return None
-        found = same_way(figure, cell.by_key.get(figure.key, []))
+        found = same_way(figure, cell.by_key.get(figure.key, [])) if cell is not None else None
         way = figure.method, figure.meter, figure.unit
-        return (cell, found) if found is not None and (found.method, found.meter, found.unit) == way else None
+        if cell is None or found is None or (found.method, found.meter, found.unit) != way:
+            return "the anchor has no such figure"
+        both = of_one_sitting(own, figure, cell, found)
+        return "no repeat of it and of the anchor is of one sitting" if both is None else (both[0], cell, both[1])
 
     def _unlike(self, run: RunPoint, cell: CellPoint, figure: Figure | None = None) -> str | None:
         device, allowed = self._cell.device, self._asked.allowed

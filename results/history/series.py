@@ -1,13 +1,14 @@
 """A figure of one cell over the runs of a history, as logarithms so that a step is a ratio; scores as they are.
 
 With an anchor, a reference arm of the same run, device and workload, each point is the arm over its anchor: what the
-machine does to both in that session (heat, a neighbour, another clock) is in neither. Repeat i of both is a pair.
+machine does to both in that session (heat, a neighbour, another clock) is in neither. Repeat i of both is a pair, if
+both are of one sitting.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -128,6 +129,24 @@ def _plain(figure: Figure, is_log: bool) -> tuple[float, float]:
     if not is_log:
         return figure.mean, math.hypot(error, figure.meter_error * figure.mean)
     return math.log(figure.mean), math.hypot(error / figure.mean, figure.meter_error)
+
+
+def of_one_sitting(cell: CellPoint, figure: Figure, anchor: CellPoint, base: Figure) -> tuple[Figure, Figure] | None:
+    """Both figures, without repeats of which one is of another sitting than the other: what changed meanwhile is in
+    their ratio. None where no other is left."""
+    both = figure.values.keys() & base.values.keys()
+    together = {i for i in both if cell.sittings.get(i, 0) == anchor.sittings.get(i, 0)}
+    if together == both:
+        return figure, base
+    if not together:
+        return None
+    return _of_repeats(figure, together), _of_repeats(base, together)
+
+
+def _of_repeats(figure: Figure, repeats: Set[int]) -> Figure:
+    """A new one: a copy would keep the mean of all that was worked out before."""
+    values = {i: value for i, value in figure.values.items() if i in repeats}
+    return Figure(**figure.model_dump(exclude={"values"}), values=values)
 
 
 def _over(figure: Figure, anchor: Figure) -> tuple[float, float]:

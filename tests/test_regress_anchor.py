@@ -1,0 +1,65 @@
+"""An anchor takes out what drifts within a sitting. Of repeats from two sittings it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.histories import judged, made_trial, write_run
+from tests.run_builders import cell
+
+WARMER = 1.08
+"""By how much the machine is slower in the second sitting."""
+
+
+def write_sittings(directory: Path, n_runs: int, sitting: Callable[[int, str, int], int], n_repeats: int = 4) -> None:
+    """Arms a and b of the same time, whatever run: b is never slower. sitting: by run, arm and repeat."""
+    rng = np.random.default_rng(0)
+    for day in range(n_runs):
+        arms = {"a": "c1", "b": "c2"}
+        trials = []
+        for arm, cell_id in arms.items():
+            for repeat in range(n_repeats):
+                own = sitting(day, arm, repeat)
+                e2e_s = (WARMER if own else 1.0) * (1 + 0.001 * float(rng.standard_normal()))
+                trials.append(made_trial(cell_id, repeat, e2e_s, energy_j=4 * e2e_s, sitting=own))
+        write_run(directory / f"run{day:03d}", [cell(c, engine=arm, label=arm) for arm, c in arms.items()], trials, day)
+
+
+def test_a_repeat_of_another_sitting_is_no_pair_of_its_anchor(tmp_path: Path) -> None:
+    """From run 10 on the phone is lost under b: its last two repeats are measured when the machine is warmer."""
+    write_sittings(tmp_path, 20, lambda day, arm, repeat: int(day >= 10 and arm == "b" and repeat >= 2))
+    one = judged(tmp_path, anchor="a")["b"]
+    assert one.verdict == "PASS"
+    assert one.series.points[-1].x == pytest.approx(0.0, abs=0.004)
+    assert [point.figure.n for point in (one.series.points[0], one.series.points[-1])] == [4, 2]
+
+
+def test_repeats_that_were_all_of_a_later_sitting_are_pairs(tmp_path: Path) -> None:
+    write_sittings(tmp_path, 20, lambda day, arm, repeat: int(day >= 10 and repeat >= 2))
+    one = judged(tmp_path, anchor="a")["b"]
+    assert (one.verdict, {point.figure.n for point in one.series.points}) == ("PASS", {4})
+
+
+def test_a_run_whose_arm_was_measured_apart_from_its_anchor_is_left_out_and_told(tmp_path: Path) -> None:
+    write_sittings(tmp_path, 20, lambda day, arm, repeat: int(day in (6, 19) and arm == "b"))
+    one = judged(tmp_path, anchor="a")["b"]
+    words = "no repeat of it and of the anchor is of one sitting"
+    assert (one.verdict, len(one.series.points), one.left_out) == ("PASS", 18, (f"{words} (2 runs)",))
+    assert one.behind == f"the newest run, run019: {words}"
+
+
+def test_one_pair_that_is_left_is_all_that_counts(tmp_path: Path) -> None:
+    """Of the anchor, too, whose mean over all its repeats was asked for before."""
+
+    def sitting(day: int, arm: str, repeat: int) -> int:
+        """The first repeat of both is of the first sitting; of b the others of the second, of a the last of a third."""
+        return 0 if day < 10 else {"a": (0, 0, 2), "b": (0, 1, 1)}[arm][repeat]
+
+    write_sittings(tmp_path, 20, sitting, 3)
+    one = judged(tmp_path, anchor="a")["b"]
+    assert [point.figure.n for point in (one.series.points[0], one.series.points[-1])] == [3, 1]
+    assert [point.x for point in one.series.points[10:]] == pytest.approx([0.0] * 10, abs=0.006)
