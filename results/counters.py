@@ -149,9 +149,14 @@ class Counter:
 
 
 def _optional(
-    metric: str, unit: str, heading: str, read: Callable[[EngineCounters], float | None], table: Table
+    metric: str,
+    unit: str,
+    heading: str,
+    read: Callable[[EngineCounters], float | None],
+    table: Table,
+    column: str | None = None,
 ) -> Counter:
-    return Counter(metric, unit, metric, heading, read, is_optional=True, table=table)
+    return Counter(metric, unit, column or metric, heading, read, is_optional=True, table=table)
 
 
 def _percent(share: float | None) -> float | None:
@@ -171,13 +176,15 @@ COUNTERS = (
     _optional("hits", "experts", "hits", lambda c: c.hits, "Cache of experts"),
     _optional("misses", "experts", "misses", lambda c: c.misses, "Cache of experts"),
     _optional("predicted", "pairs", "predicted", lambda c: c.predicted, "Predicted experts"),
-    _optional("recall", "%", "recalled", lambda c: _percent(c.recall), "Predicted experts"),
+    _optional("recall", "%", "recalled", lambda c: _percent(c.recall), "Predicted experts", "recall_percent"),
     _optional("prefetched", "experts", "prefetched", lambda c: c.prefetched, "Prefetched experts"),
     _optional("prefetched_unused", "experts", "unused", lambda c: c.prefetched_unused, "Prefetched experts"),
     _optional("bytes_copied", "B", "copied", lambda c: c.bytes_copied, "Copied experts"),
-    _optional("copy_rate", "B/s", "rate", lambda c: c.copy_rate, "Copied experts"),
-    _optional("compute_share", "%", "computing", lambda c: _percent(c.compute_share), "Copied experts"),
-    _optional("wait_share", "%", "waiting", lambda c: _percent(c.wait_share), "Copied experts"),
-    _optional("copy_share", "%", "copying", lambda c: _percent(c.copy_share), "Copied experts"),
-    _optional("hidden_share", "%", "hidden", lambda c: _percent(c.hidden_share), "Copied experts"),
+    _optional("copy_rate", "B/s", "rate", lambda c: c.copy_rate, "Copied experts", "copied_bytes_per_s"),
+    _optional(
+        "compute_share", "%", "computing", lambda c: _percent(c.compute_share), "Copied experts", "compute_percent"
+    ),
+    _optional("wait_share", "%", "waiting", lambda c: _percent(c.wait_share), "Copied experts", "wait_percent"),
+    _optional("copy_share", "%", "copying", lambda c: _percent(c.copy_share), "Copied experts", "copy_percent"),
+    _optional("hidden_share", "%", "hidden", lambda c: _percent(c.hidden_share), "Copied experts", "hidden_percent"),
 )

@@ -32,6 +32,19 @@ def test_a_counter_is_one_line_and_reaches_csv_page_and_terminal() -> None:
     assert not {"hits", "misses"} & set(tables.tidy(data)["metric"])
 
 
+def test_the_name_of_each_column_has_its_unit() -> None:
+    """A recall of 0.75 is 0.75 in `experts.csv` and 75 in the summary, whose column had the same name."""
+    ends = {"%": "_percent", "B/s": "_bytes_per_s"}
+    named = {counter.unit: counter.column for counter in COUNTERS if counter.unit in ends}
+    assert set(named) == set(ends)
+    wrong = [c.column for c in COUNTERS if c.unit in ends and not c.column.endswith(ends[c.unit])]
+    wrong += [c.column for c in COUNTERS if c.unit == "B" and "bytes" not in c.column]
+    assert wrong == []
+    counters = EngineCounters(routed_pairs=8, predicted=4, recalled=3, decode_timed_s=10.0, decode_waited_s=4.0)
+    told = summary(one_cell(trial(counters=counters)))
+    assert (told["recall_percent"].tolist(), told["wait_percent"].tolist()) == ([75], [40])
+
+
 def test_an_arm_that_counts_nothing_is_not_called_counted() -> None:
     """Figures of a server are missing in every column, and the column of methods said that they were counted."""
     data = run(
