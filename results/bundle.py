@@ -20,12 +20,13 @@ import lzma
 import os
 import shutil
 import sqlite3
+import stat
 import struct
 import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -41,6 +42,7 @@ from results.trace_files import temporary_of
 FORMAT = 1
 MANIFEST, PLAN, ENVIRONMENT = "manifest.json", "plan.json", "environment.json"
 RUN = "run/"
+TRACES = "traces"
 MOST_MANIFEST_BYTES = 1 << 28
 SAME_DATE = (1980, 1, 1, 0, 0, 0)
 """Of every file: the same run gives the same bytes."""
@@ -82,13 +84,14 @@ def write_bundle(directory: Path, out: Path, joulebench: str) -> Verified:
     with Store.view(directory) as store, tempfile.TemporaryDirectory(prefix=".", dir=out.parent) as folder:
         info, n_trials = store.info(), store.n_trials
         store.trials()  # each row is what was written
-        _check_traces(directory, store.trace_digests())
+        traces = store.trace_digests()
+        _check_traces(directory, traces)
         database = Path(folder) / DATABASE
         _copy_database(directory / DATABASE, database)
         said = info.model_dump(mode="json")
         plan = _canonical(said.pop("plan"))
         files: dict[str, Path | bytes] = {PLAN: plan, ENVIRONMENT: _canonical(said), f"{RUN}{DATABASE}": database}
-        files |= {f"{RUN}{name}": path for name, path in _own_files(directory, Path(folder))}
+        files |= {f"{RUN}{name}": path for name, path in _own_files(directory, Path(folder), traces)}
         manifest = Manifest(
             format=FORMAT,
             joulebench=joulebench,
@@ -118,7 +121,7 @@ def verify(path: Path) -> Verified:
         manifest = _manifest(text, path)
         links = {name for name, p in found.items() if p.is_symlink()}
         digests = ((name, _digest(p)) for name, p in found.items() if name != MANIFEST and name not in links)
-        problems = [*_problems(manifest, digests), *(f"{name}: is a link, and no file" for name in sorted(links))]
+        problems = [*_problems(manifest, digests), *_links(sorted(links))]
         return Verified(hashlib.sha256(text).hexdigest(), manifest, tuple(problems))
     try:
         with zipfile.ZipFile(path) as bundle:
@@ -151,6 +154,7 @@ def _verified(bundle: zipfile.ZipFile, path: Path) -> Verified:
         )
     lost: list[str] = []
     problems += _problems(manifest, _digests(bundle, manifest, lost), lost)
+    problems += _links(sorted(one.filename for one in bundle.infolist() if stat.S_ISLNK(one.external_attr >> 16)))
     return Verified(hashlib.sha256(text).hexdigest(), manifest, tuple(problems))
 
 
@@ -195,6 +199,10 @@ def _problems(
     yield from (f"{name}: was removed" for name in manifest.files if name not in seen)
 
 
+def _links(names: Sequence[str]) -> list[str]:
+    return [f"{name}: is a link, and no file" for name in names]
+
+
 def _manifest(text: bytes, path: Path) -> Manifest:
     """Raises `BundleError`."""
     try:
@@ -210,25 +218,33 @@ def _manifest(text: bytes, path: Path) -> Manifest:
 def _check_traces(directory: Path, kept: Mapping[str, str | None]) -> None:
     """Raises `StoreError`."""
     for trial_id, sha256 in kept.items():
-        path = directory / "traces" / f"{trial_id}.parquet"
+        path = directory / TRACES / f"{trial_id}.parquet"
+        if sha256 is None and (path.is_symlink() or path.parent.is_symlink()):
+            raise StoreError(
+                f"trace file {path} is a link, and no digest of it was kept: a bundle would hold whatever it leads to;"
+                " put the file itself there"
+            )
         if not path.is_file():
             raise StoreError(f"trace file {path} is missing; a bundle would vouch for a run without it")
         if sha256 is not None and _digest(path).sha256 != sha256:
             raise StoreError(f"trace file {path} is not what was kept; a bundle would vouch for it. Put back a copy")
 
 
-def _own_files(directory: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+def _own_files(directory: Path, folder: Path, traces: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """(name, where it is) of traces, tables and pages; the database is copied apart, and what only a running process
-    needs is left out. A finished trace stays as it is: all others are copied into the folder, because a process that
-    goes on may write them anew between their digest and their bytes."""
-    left_out = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal", "run.lock"}
+    needs is left out. Links are followed for `traces` alone, whose digests were checked: another may lead anywhere. A
+    finished trace stays as it is: all others are copied into the folder, because a process that goes on may write them
+    anew between their digest and their bytes."""
+    checked = [f"{TRACES}/{trial_id}.parquet" for trial_id in traces]
+    yield from ((name, directory / name) for name in checked)
+    left_out = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal", "run.lock", *checked}
     copied = 0
     for path in sorted(directory.rglob("*")):
         inside = PurePosixPath(path.relative_to(directory).as_posix())
         is_hidden = any(part.startswith(".") for part in inside.parts)
         if not path.is_file() or path.is_symlink() or str(inside) in left_out or is_hidden:
             continue
-        if inside.parts[0] == "traces":
+        if inside.parts[0] == TRACES:
             if path != temporary_of(path):
                 yield str(inside), path
         else:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -173,6 +174,48 @@ def test_a_folder_that_it_was_unpacked_into_is_checked_and_can_be_read(bundle: P
         assert len(store.trials()) == found.manifest.n_trials
     (tmp_path / "there" / "link").symlink_to("/etc/passwd")
     assert verify(tmp_path / "there").problems == ("link: is a link, and no file",)
+
+
+def test_a_link_in_the_zip_is_told_though_its_target_has_the_digest(bundle: Path, tmp_path: Path) -> None:
+    """unzip makes a link of it: what is written to run/out later goes where it leads."""
+    target, path = b"/etc/passwd", tmp_path / "link.zip"
+
+    def name_it(content: dict[str, bytes]) -> None:
+        manifest = json.loads(content[MANIFEST])
+        manifest["files"]["run/out"] = {"n_bytes": len(target), "sha256": hashlib.sha256(target).hexdigest()}
+        content[MANIFEST] = json.dumps(manifest).encode()
+
+    shutil.copy(changed(bundle, tmp_path, name_it), path)
+    link = zipfile.ZipInfo("run/out")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(path, "a") as opened:
+        opened.writestr(link, target)
+    assert verify(path).problems == ("run/out: is a link, and no file",)
+
+
+def _moved(path: Path, to: Path) -> None:
+    """A link stays behind, as where traces lie on a larger disk."""
+    path.rename(to)
+    path.symlink_to(to)
+
+
+@pytest.mark.parametrize("what", ["traces", "one trace"])
+def test_traces_behind_a_link_are_packed(finished_run: FinishedRun, tmp_path: Path, what: str) -> None:
+    run = Path(shutil.copytree(finished_run.directory, tmp_path / "run"))
+    _moved(run / "traces" if what == "traces" else next((run / "traces").glob("*.parquet")), tmp_path / "elsewhere")
+    (run / "notes.txt").symlink_to("/etc/passwd")
+    linked = write_bundle(run, tmp_path / "linked.zip", "0.1.0").manifest
+    plain = write_bundle(finished_run.directory, tmp_path / "plain.zip", "0.1.0").manifest
+    assert linked.files.keys() == plain.files.keys()
+    assert verify(tmp_path / "linked.zip").problems == ()
+
+
+def test_a_link_to_a_trace_of_no_digest_gets_no_bundle(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """A run of somebody else may name any file of ours so."""
+    run = Path(shutil.copytree(finished_run.directory, tmp_path / "run"))
+    (run / "traces" / "more.parquet").symlink_to("/etc/passwd")
+    with pytest.raises(StoreError, match=r"more\.parquet is a link, and no digest of it was kept"):
+        write_bundle(run, tmp_path / "out.zip", "0.1.0")
 
 
 def test_a_damaged_run_gets_no_bundle(finished_run: FinishedRun, tmp_path: Path) -> None:
