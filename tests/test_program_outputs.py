@@ -6,6 +6,7 @@ has a closed form: 512 tokens in 2 s.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -284,6 +285,33 @@ def test_a_model_that_a_program_does_not_know_is_not_supported() -> None:
     said = "error loading model: unknown model architecture: 'deepseek9'\n"
     with pytest.raises(ResultError, match=r"^not supported: .*unknown model architecture: 'deepseek9'"):
         LLAMA.figures(ASKED, [printed("", said, 1)])
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (LITERT, "UNIMPLEMENTED: gemma4 on this backend"),
+        (EXECUTORCH, "Missing operator: [3] aten::topk.values"),
+        (MLLM, "[ERROR] unsupported model: llama-3.2"),
+    ],
+)
+def test_the_line_that_says_what_is_not_supported_is_told(program: Program, said: str) -> None:
+    with pytest.raises(ResultError, match=f"^not supported: [^:]*: {re.escape(said)}$"):
+        program.figures(ASKED, [printed("loading\n", f"W1 slow\n{said}\nbye\n", 1)])
+
+
+LONG = 400_000
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["a" * LONG, "\n" * LONG, " " * LONG], ids=["one line", "blank lines", "blanks"])
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_program_that_prints_a_lot_is_read_in_a_moment(name: str, code: int, text: str) -> None:
+    """One answer in a line, or a line for each step: time that grows with the square took half an hour."""
+    program, outputs = OUTPUTS[name]
+    with pytest.raises((EngineError, ResultError)):
+        program.figures(ASKED, [printed(text, text, code, bench_json="{}") for _ in outputs])
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from results.records import Record
 NAME = "llama_main"
 PROMPT_FILE = "prompt.txt"
 OBSERVER = "PyTorchObserver "
-UNSUPPORTED = r"[^\n]*(Missing operator|OperatorMissing|NotSupported|DelegateInvalidCompatibility)[^\n]*"
+UNSUPPORTED = "Missing operator|OperatorMissing|NotSupported|DelegateInvalidCompatibility"
 
 
 class ExecuTorchOptions(Record):

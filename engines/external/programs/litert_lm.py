@@ -31,7 +31,7 @@ from engines.external.programs.program import (
 from results.records import Record
 
 NAME = "litert_lm_advanced_main"
-UNSUPPORTED = r"[^\n]*(UNIMPLEMENTED|is not supported|unsupported model)[^\n]*"
+UNSUPPORTED = "UNIMPLEMENTED|is not supported|unsupported model"
 _TURN = r"{phase} Turn \d+: Processed (\S+) tokens in (\S+) duration"
 _SECONDS_OF = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|us|ns|h|m|s)")

@@ -32,7 +32,7 @@ from results.printable import printable
 from results.records import Record
 
 NAME = "llama-bench"
-UNSUPPORTED = r"unknown model architecture[^\n]*|unsupported model[^\n]*"
+UNSUPPORTED = "unknown model architecture|unsupported model"
 
 
 class LlamaBenchOptions(Record):

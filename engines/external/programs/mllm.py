@@ -32,8 +32,8 @@ from results.records import Record
 
 NAME = "mllm-llm-benchmark"
 ONLY_MODEL = "qwen3-w4a32-kai"
-UNSUPPORTED = r"[^\n]*([Uu]nsupported model|[Uu]nknown model|not supported)[^\n]*"
-_LINE = r"^\s*{label}\s*:\s*(\S+)(?:\s+(\S+))?\s*$"
+UNSUPPORTED = "[Uu]nsupported model|[Uu]nknown model|not supported"
+_LINE = r"^[ \t]*{label}[ \t]*:[ \t]*(\S+)(?:[ \t]+(\S+))?[ \t]*$"
 
 
 class MllmOptions(Record):

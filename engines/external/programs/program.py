@@ -166,7 +166,7 @@ def check_ended(program: str, output: ProgramOutput, unsupported: str | None = N
     if code == 0:
         return
     if unsupported is not None and (found := re.search(unsupported, output.text)):
-        raise NotSupportedError(f"{program}: {printable(found[0], SAID_CHARACTERS)}")
+        raise NotSupportedError(f"{program}: {printable(_line_at(output.text, found.start()), SAID_CHARACTERS)}")
     if found := _OUT_OF_MEMORY.search(output.text):
         raise OutOfMemoryError(f"{program}: {printable(_line_at(output.text, found.start()), SAID_CHARACTERS)}")
     if code == _KILLED:
