@@ -19,6 +19,7 @@ from harness.terminal import (
     quiet_libraries,
 )
 from results.printable import printable
+from results.units import number_of
 
 MOST_TOLD = 50
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
@@ -126,8 +127,8 @@ def verify(
         manifest = found.manifest
         typer.echo(
             f"{printable(str(path))}: {len(manifest.files)} files of run {printable(manifest.run_id)}"
-            f" ({manifest.n_trials} trials, written by joulebench {printable(manifest.joulebench)}) are what the"
-            " manifest says"
+            f" ({number_of(manifest.n_trials, 'trial')}, written by joulebench {printable(manifest.joulebench)}) are"
+            " what the manifest says"
         )
         typer.echo(f"root hash {found.root}")
         if wanted is None:

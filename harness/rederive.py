@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from results.derivation import is_priced_by
 from results.records import MODEL_PREFIX
 from results.runs import SHA256, SHOWN_DIGITS
-from results.units import signed
+from results.units import number_of, signed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,14 +138,14 @@ def print_rederived(found: Rederived, console: Console) -> None:
             table.add_row(Text(change.cell), Text(change.metric), *figures, _difference(change.stored, change.now))
         console.print(table)
         if len(found.changes) > MOST_TOLD:
-            say(f"and {len(found.changes) - MOST_TOLD} more figures")
-    of = f"{found.n_derived} trials derived again from their raw records"
+            say(f"and {number_of(len(found.changes) - MOST_TOLD, 'more figure')}")
+    of = f"{number_of(found.n_derived, 'trial')} derived again from their raw records"
     changed = f"{found.n_changed} of them changed" if found.n_changed else "nothing changed"
     say(f"{of}: {changed}" if found.n_derived else of)
     for line in found.kept[:MOST_TOLD]:
         say(f"not derived again, its stored figures stay: {line}")
     if len(found.kept) > MOST_TOLD:
-        say(f"and {len(found.kept) - MOST_TOLD} more trials whose stored figures stay")
+        say(f"and {number_of(len(found.kept) - MOST_TOLD, 'more trial')} whose stored figures stay")
 
 
 def as_record(found: Rederived) -> dict[str, Any]:

@@ -130,10 +130,17 @@ AnyEngineSpec = Annotated[EngineSpec | ExternalSpec, AllEngines()]
 """One arm: joulebench's own engine with a technique, or an engine that is not ours."""
 
 
+OTHER_TIMES = ("s", "seconds", "minute", "h", "hour", "hours", "day", "days")
+"""Keys by which others may ask for a run that ends by time."""
+
+
 class StopSpec(Record):
     """Repeat until the 95 % interval of a metric is narrow enough."""
 
     tag: ClassVar[str] = "width"
+    misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(
+        dict.fromkeys(OTHER_TIMES, "unknown key; `stop = { minutes = 60 }` ends by time, without metric and its keys")
+    )
 
     metric: Literal["e2e_s", "ttft_s", "tpot_s", "energy_j"] = stop_reached.METRIC
     relative_width: float = Field(stop_reached.WIDTH, gt=0, lt=1)
@@ -152,6 +159,9 @@ class EnduranceSpec(Record):
     """Repeat without a pause until time, heat or the battery says stop: how long does a device keep its speed?"""
 
     tag: ClassVar[str] = "endurance"
+    misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(
+        dict.fromkeys(OTHER_TIMES, "unknown key; time is given in minutes")
+    )
 
     minutes: float = Field(gt=0, le=DAY_S / 60)
     """The longest. Each trial is a round over the workload; the one that is under way at the end is finished."""

@@ -25,6 +25,7 @@ from results.report.plan_text import toml_text
 from results.run_frames import RunFrames
 from results.runs import RunData, shown_value
 from results.trace_files import TraceFileError
+from results.units import number_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -207,9 +208,10 @@ def card_text(run: RunData, derived: RunFrames, tables: Sequence[Exported]) -> s
         "",
         f"# {escaped(info.name)}",
         "",
-        f"What joulebench measured in run `{info.run_id}`, begun {info.created_at}: {len(run.cells)} cells,"
-        f" {len(run.trials)} trials, {n_ok} of them ok{marked}. A cell is an engine with its technique, a workload and"
-        " a device; a trial is one repeat of a cell. Speed, joules and accuracy of a trial are of the same requests.",
+        f"What joulebench measured in run `{info.run_id}`, begun {info.created_at}:"
+        f" {number_of(len(run.cells), 'cell')}, {number_of(len(run.trials), 'trial')}, {n_ok} of them ok{marked}."
+        " A cell is an engine with its technique, a workload and a device; a trial is one repeat of a cell."
+        " Speed, joules and accuracy of a trial are of the same requests.",
         "",
         "## How it was measured",
         "",

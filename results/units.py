@@ -19,6 +19,11 @@ _PREFIXED_UNITS = frozenset({"s", "J", "W", "J/token", "J/response"})
 """Units that take a prefix; %, token/s and the dimensionless 1 stay as they are."""
 
 
+def number_of(n: int, what: str) -> str:
+    """ "1 run", "3 runs"."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def format_quantity(value: float, unit: str, uncertainty: float | None = None) -> str:
     """Value with unit, and uncertainty where there is one: "12.3 ± 0.4 ms"."""
     scale, scaled_unit = si_scale(max(abs(value), uncertainty or 0.0), unit)

@@ -97,6 +97,11 @@ def nested(depth: int) -> list[Any]:
         ({"protocol": {"idle_s": 1e300}}, ["protocol.idle_s", "less than or equal to 86400", "1e+300"]),
         ({"workload": [{"name": "fixed_lengths", "limit": 10**9}]}, ["workload[0].limit", "or equal to 100000"]),
         ({"protocol": {"stop": 5}}, ["protocol.stop: must be a table, found 5", "max_repeats, metric, min_repeats"]),
+        ({"protocol": {"stop": {"hours": 1}}}, ["protocol.stop.hours: unknown key", "`stop = { minutes = 60 }`"]),
+        (
+            {"protocol": {"stop": {"minutes": 30, "hours": 1}}},
+            ["protocol.stop.hours: unknown key; time is given in minutes"],
+        ),
         (
             {"engine": [DROPLESS | {"quantise": 5}]},
             ["engine[0].quantise: must be a table", "attention_arithmetic, cache, dense"],

@@ -104,7 +104,7 @@ def test_without_its_traces_a_trial_keeps_what_was_stored_and_is_marked(tmp_path
     done = joulebench("report", str(folder), "--rederive", "--out", str(tmp_path / "tables"))
     assert done.code == 0, done.stderr
     said = re.sub(r"\s+", " ", done.stdout)
-    assert "1 trials derived again from their raw records: 1 of them changed" in said
+    assert "1 trial derived again from their raw records: 1 of them changed" in said
     assert re.search(r"stored figures stay: label of c1, trial 1: trace file .*? is missing not", said), said
     assert "its stored figures stay: label of c1, trial 2: the trial has no trace file" in said
     told = "2 of 3 trials were derived by another version of joulebench; they could not be derived again."

@@ -53,6 +53,16 @@ def test_an_arm_that_was_set_otherwise_is_not_judged_without_a_word(tmp_path: Pa
     assert (table["b"], math.isnan(table["a"])) == ("run014: arithmetic not set → int8", True)
 
 
+def test_a_number_that_runs_of_before_kept_otherwise_is_no_change(tmp_path: Path) -> None:
+    """It was told: "threads 1 → 1"."""
+
+    def settings(day: int, arm: str) -> dict[str, object]:
+        return {"threads": 1 if day < 10 else "1" if day < 15 else "2"}
+
+    write_history(tmp_path, 20, slower(0, 0), arms=("a",), settings=settings)
+    assert judged(tmp_path)["a"].settings_changed == ("run015: threads 1 → 2",)
+
+
 def test_weights_that_were_replaced_under_their_name_are_not_judged_without_a_word(tmp_path: Path) -> None:
     name = "model.safetensors of model tiny-moe"
     write_history(

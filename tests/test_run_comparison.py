@@ -157,6 +157,14 @@ def test_scores_are_compared_sample_by_sample_by_mcnemars_test(tmp_path: Path) -
     assert (one.verdict, one.change) == ("worse", pytest.approx(-0.3))
 
 
+def test_all_that_must_be_allowed_is_named_at_once(tmp_path: Path) -> None:
+    first = written(tmp_path / "a", times(1.0, 0))
+    second = written(tmp_path / "b", times(1.5, 1), environment=OTHER_CPU, requests_sha256="9" * 64)
+    refused = row(between(first, second))
+    assert refused.reason.endswith("(--allow machines --allow requests)")
+    assert row(between(first, second, "machines", "requests")).verdict == "worse"
+
+
 @pytest.mark.parametrize(
     ("what", "changes"),
     [

@@ -20,6 +20,7 @@ from results.units import (
     format_number,
     format_p,
     format_quantity,
+    number_of,
     si_scale,
     signed,
     told_apart,
@@ -180,3 +181,7 @@ def test_two_sizes_of_which_one_is_larger_are_told_so_that_it_shows() -> None:
 def test_a_guessed_duration_is_never_none(seconds: float, told: str) -> None:
     """A dry run of a modelled plan was told to take about 0.0 minutes."""
     assert format_long_duration(seconds) == told
+
+
+def test_one_of_a_thing_has_no_s() -> None:
+    assert [number_of(n, "run") for n in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]

@@ -244,7 +244,9 @@ def _run(book: Book, world: World, entry: Entry, progress: Progress, due: Due, d
         world.tell(entry, f"joulebench schedule: {entry.name}: {note}")
         entry = entry.model_copy(update={"plan_sha256": digest})
     if due.n_missed:
-        yield Happened(entry.name, "note", f"{due.n_missed} earlier times were missed; this run stands for them")
+        missed = "1 earlier time was" if due.n_missed == 1 else f"{due.n_missed} earlier times were"
+        stands = "it" if due.n_missed == 1 else "them"
+        yield Happened(entry.name, "note", f"{missed} missed; this run stands for {stands}")
     folder = entry.run_folder(due.number) if begun is None else Path(begun.folder)
     crashes = 0 if begun is None else begun.crashes
     begun = Unfinished(

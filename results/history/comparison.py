@@ -25,6 +25,7 @@ from results.records import Cell
 from results.runs import OWN_CODE, RunData, RunInfo
 from results.sittings import APART, Sittings, pairs_that_count, sittings_of, told_apart
 from results.trials import Trial
+from results.units import number_of
 
 
 class CompareError(Exception):
@@ -168,7 +169,9 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
         (len({p.second.cell_id for p in pairs}), second),
     ):
         if number < len(side.cells):
-            yield f"{len(side.cells) - number} cells of {side.name} have none like them on the other side: left out."
+            n = len(side.cells) - number
+            like = "has none like it" if n == 1 else "have none like them"
+            yield f"{number_of(n, 'cell')} of {side.name} {like} on the other side: left out."
     yield from dict.fromkeys(note for pair in pairs if (note := _settings_note(pair)))
     yield from _rests_notes(first.run, second.run, pairs)
     yield from (f"{side.name}: {remark}" for side in (first, second) for remark in side.run.remarks)
@@ -273,7 +276,8 @@ class _CellPair:
         refused = [u for u in unlike if u.what not in self._allowed and _matters(u, figure)]
         if refused:
             told = "; ".join(f"other {u.what}: {u.words}" for u in refused)
-            return replace(row, verdict="refused", reason=f"{told} (--allow {refused[0].what})")
+            allowing = " ".join(dict.fromkeys(f"--allow {u.what}" for u in refused))
+            return replace(row, verdict="refused", reason=f"{told} ({allowing})")
         row = replace(row, said=tuple(f"unlike {u.what}: {u.words}" for u in unlike if _matters(u, figure)))
         return self._of_scores(row, other) if row.is_score else self._of_costs(row, other)
 

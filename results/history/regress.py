@@ -327,7 +327,7 @@ class _Line:
                 runs = f"last {n} runs stand" if n > 1 else "last run stands"
                 return (
                     f"the {runs} off by {series.shown(size)}, and the ends of a series are unsure:"
-                    f" {LEAST_SEGMENT - n} more runs tell"
+                    f" {LEAST_SEGMENT - n} more run{'s tell' if LEAST_SEGMENT - n > 1 else ' tells'}"
                 )
         return None
 

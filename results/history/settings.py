@@ -52,7 +52,10 @@ def engine_changes(first: Settings, second: Settings) -> list[str]:
 def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     found = {key: (str(one.get(key, ABSENT)), str(other.get(key, ABSENT))) for key in one.keys() | other.keys()}
     return [
-        f"{key} {' → '.join(_unlike_parts(*found[key]))}" for key in sorted(found) if one.get(key) != other.get(key)
+        # As they are shown: runs of before kept some numbers that are texts now.
+        f"{key} {' → '.join(_unlike_parts(*found[key]))}"
+        for key in sorted(found)
+        if len(set(found[key])) > 1
     ]
 
 

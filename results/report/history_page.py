@@ -24,7 +24,7 @@ from results.records import Phase
 from results.report.charts import page_spec
 from results.report.picture import symbol
 from results.report.plain_pages import frame, write_plain_pages
-from results.units import figure_scale, format_interval, format_mean, format_number
+from results.units import figure_scale, format_interval, format_mean, format_number, number_of
 
 MOST_CHARTS: Final = 60
 MARKS: Final = (
@@ -100,9 +100,9 @@ def write_history_page(history: History, runs: Sequence[RunPoint], devices: Coll
     write_plain_pages("results.report", {path.name: ("history.html.j2", page | shown)}, path.parent)
     n_changes = sum(len(panel.changes) for panel in panels)
     counts = {"chart": len(panels), "run": len(runs), "change": n_changes}
-    charts, over, changes = (f"{n} {what}{'s' if n != 1 else ''}" for what, n in counts.items())
+    charts, over, changes = (number_of(n, what) for what, n in counts.items())
     told = f"{charts} over {over}, {changes} of level"
-    more = f"; {left_out} more figures are left out: choose with --plan or --device"
+    more = f"; {left_out} more figure{'s are' if left_out > 1 else ' is'} left out: choose with --plan or --device"
     return told + (more if left_out > 0 else "")
 
 

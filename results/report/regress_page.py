@@ -13,7 +13,7 @@ from results.history.unlike import unlike_runs
 from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
 from results.report.files import replace_text
-from results.units import format_figure, format_number
+from results.units import format_figure, format_number, number_of
 
 VERDICTS: Final = ("REGRESSION", "UNRELIABLE", "IMPROVED", "PASS")
 COLUMNS: Final = (
@@ -28,7 +28,7 @@ def ordered(judgement: Judgement) -> list[Judged]:
 
 
 def lead(judgement: Judgement) -> str:
-    return f"Against {', '.join(run.folder for run in judgement.baseline)}, over {judgement.n_runs} runs"
+    return f"Against {', '.join(run.folder for run in judgement.baseline)}, over {number_of(judgement.n_runs, 'run')}"
 
 
 def table_row(one: Judged) -> list[str]:
