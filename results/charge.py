@@ -38,7 +38,9 @@ class BatteryCharge:
         own = [t for t in traces if t.meter == meter and t.additive and t.method == "battery gauge"]
         volts = next((t for t in raw if t.meter == meter and t.component == VOLTAGE), None)
         read = None if volts is None else _volts(volts)
-        self._currents = None if read is None or not own else MeterEnergy([_current(t, *read) for t in own], meter)
+        self._currents = (
+            None if read is None or not own else MeterEnergy([_current(t, *read) for t in own], meter, of_load=True)
+        )
 
     def over_uah(self, intervals: Sequence[Interval]) -> float | None:
         """None where no voltage was read, or the readings do not tell (then they do not tell joules either)."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from results.cumulative import (
     GAP_FACTOR,
     MARK_TOLERANCE_S,
+    OLDER,
     Cumulative,
     UnresolvedError,
     cumulative,
@@ -27,6 +28,7 @@ from results.cumulative import (
 from results.intervals import Interval
 from results.jumps import LoneStep, lone_steps
 from results.liveness import Beside, at_rest, shows_nothing
+from results.load_edges import LoadEdges
 from results.rest import Resting, Stood, lowest_w, showing, stood_still
 from results.spikes import lone_spikes, runs_of
 from results.time_means import TimeMeanErrors
@@ -71,8 +73,10 @@ _L = TypeVar("_L", bound=_Lasting)
 class ComponentEnergy:
     """One component, with what is beside it, over any intervals."""
 
-    def __init__(self, rest: Resting, beside: Beside | None = None) -> None:
+    def __init__(self, rest: Resting, beside: Beside | None = None, of_load: bool = False) -> None:
+        """of_load: its load begins, changes or ends at the edges of the intervals (`results.load_edges`)."""
         self.trace, self._n_alike = rest
+        self._of_load = of_load
         self._beside = beside
         self._name = f"{self.trace.meter} {self.trace.component}"
 
@@ -83,6 +87,8 @@ class ComponentEnergy:
         self._check_resolved(curve.update_period_s, edges)
         edge_energy_j = energy_at(curve, edges.reshape(-1)).reshape(-1, 2)
         energy_j = float((edge_energy_j[:, 1] - edge_energy_j[:, 0]).sum())
+        if self._load_edges is not None:
+            energy_j += self._load_edges.stepped_j(edges)
         variance_j2 = self._errors.variance_j2(edges)
         still_j2, stood = stood_still(trace, _near(curve.stands, self._stands_s, edges), edges, self._n_alike)
         jumped_j2, jumped = self._jumped(edges, energy_j)
@@ -149,6 +155,16 @@ class ComponentEnergy:
         stands_for = replace(self.trace, times_s=curve.times_s, values=curve.watts)
         return TimeMeanErrors(stands_for, self._averaged_s) if self._averaged_s > 0 else PowerErrors(stands_for)
 
+    @cached_property
+    def _load_edges(self) -> LoadEdges | None:
+        """None where nothing is known of the load, and of means of a known time, which hold all of it."""
+        trace, curve = self.trace, self._curve
+        knows_load = self._of_load and trace.method not in ("modelled", "replayed")
+        if not knows_load or curve.watts is None or curve.is_flat or self._averaged_s > 0:
+            return None
+        stands_for = replace(trace, times_s=curve.times_s, values=curve.watts)
+        return LoadEdges(stands_for, OLDER * trace.update_period_s)
+
     @property
     def _averaged_s(self) -> float:
         return self.trace.averaged_s or 0.0
@@ -173,7 +189,8 @@ class ComponentEnergy:
 
     @cached_property
     def _that_may_rest(self) -> ComponentEnergy:
-        return ComponentEnergy(Resting(replace(self.trace, can_rest=True), self._n_alike))
+        resting = Resting(replace(self.trace, can_rest=True), self._n_alike)
+        return ComponentEnergy(resting, of_load=self._of_load)
 
     @cached_property
     def _off_s(self) -> Array:

@@ -31,6 +31,8 @@ WRAP_POWER_FACTOR = 100.0
 GAP_FACTOR = 5.0
 """Readings further apart than this many intervals are a gap."""
 EDGE_S = 1e-6
+OLDER = 1 / 4
+"""Of an update, before its renewal: what a value stands for, of an instant or of the mean of the update before it."""
 MARK_TOLERANCE_S = 1e-3
 """A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
 
@@ -109,7 +111,7 @@ def power_samples(trace: PowerTrace, values: Array) -> tuple[Array, Array]:
     to the next lies between these two, wherever the readings were.
     """
     t, update_s = trace.times_s, trace.update_period_s
-    older_s = update_s / 4 if trace.averaged_s is None else trace.averaged_s / 2
+    older_s = update_s * OLDER if trace.averaged_s is None else trace.averaged_s / 2
     if update_s == 0:
         return (t, values) if older_s == 0 else _with_ends(t, values, t - older_s, values)
     within_s = np.minimum(np.diff(t, prepend=t[0] - update_s), update_s)

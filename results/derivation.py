@@ -29,8 +29,8 @@ from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 
 ARITHMETIC: Final = (
     "charge", "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "in_step", "intervals",
-    "jumps", "liveness", "living", "peak_power", "regular", "renewal", "rest", "slow_gauges", "spikes", "time_means",
-    "uncertainty",
+    "jumps", "liveness", "living", "load_edges", "peak_power", "regular", "renewal", "rest", "slow_gauges", "spikes",
+    "time_means", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
@@ -74,7 +74,7 @@ def energies_of(
         if before or after:
             idle = idle_baseline(meter, before, after)
             baselines.append(idle)
-        whole = MeterEnergy(own, meter)
+        whole = MeterEnergy(own, meter, of_load=True)
         by_phase = [whole.between(intervals[phase], phase, idle, [m[phase] for m in moved]) for phase in PHASES]
         charge = BatteryCharge(own, traces.get(raw_part(WINDOW), ()), meter)
         by_phase = [
@@ -88,7 +88,8 @@ def energies_of(
         if len(components) > 1:
             all_moved = [one["all"] for one in moved]
             readings += [
-                MeterEnergy(own, meter, c).between(intervals["all"], "all", moved=all_moved) for c in components
+                MeterEnergy(own, meter, c, of_load=True).between(intervals["all"], "all", moved=all_moved)
+                for c in components
             ]
     readings = [slow.widened(_unevenly_met(r, own, completions), intervals[r.phase]) for r in readings]
     return TrialEnergies(tuple(readings), tuple(baselines))
@@ -101,7 +102,7 @@ class SlowGauges:
         phases = [intervals["prefill"], intervals["decode"]]
         found = [slow for trace in traces if (slow := slow_gauge(trace, phases)) is not None]
         self._found: list[tuple[SlowGauge, MeterEnergy]] = [
-            (slow, MeterEnergy(traces, slow.trace.meter, slow.trace.component)) for slow in found
+            (slow, MeterEnergy(traces, slow.trace.meter, slow.trace.component, of_load=True)) for slow in found
         ]
 
     def widened(self, reading: EnergyReading, spans: Sequence[Interval]) -> EnergyReading:
@@ -159,7 +160,7 @@ class RequestEnergies:
 
     def __init__(self, traces: Sequence[PowerTrace], meter: str, completions: Sequence[Completion] = ()) -> None:
         """completions: all of the trial, which tell how slowly a gauge follows."""
-        self._energy = MeterEnergy(traces, meter)
+        self._energy = MeterEnergy(traces, meter, of_load=True)
         self._slow = SlowGauges(traces, phase_intervals(completions, (0.0, 0.0)))
 
     def of(self, requests: Sequence[Completion]) -> EnergyReading:

@@ -70,7 +70,11 @@ class _Moving(NamedTuple):
 class MeterEnergy:
     """What `energy_between` gives, of any number of windows: what is the same for all of them is worked out once."""
 
-    def __init__(self, traces: Sequence[PowerTrace], meter: str, component: str = "total") -> None:
+    def __init__(
+        self, traces: Sequence[PowerTrace], meter: str, component: str = "total", of_load: bool = False
+    ) -> None:
+        """of_load: a load begins, changes or ends at the edges of the windows (`results.load_edges`)."""
+        self._of_load = of_load
         self._traces = [t for t in traces if t.meter == meter]
         self._meter, self._component = meter, component
         self._moving: dict[tuple[int, ...], _Moving] = {}
@@ -154,9 +158,8 @@ class MeterEnergy:
         except UnresolvedError as reason:
             return _Moving(chosen, [], [], [], str(reason))
         rests = [resting(trace, traces) for trace in moving]
-        return _Moving(
-            chosen, moving, remarks, [ComponentEnergy(rest, beside_of(rest.trace, traces)) for rest in rests]
-        )
+        parts = [ComponentEnergy(rest, beside_of(rest.trace, traces), self._of_load) for rest in rests]
+        return _Moving(chosen, moving, remarks, parts)
 
 
 def _edges_j2(

@@ -116,9 +116,7 @@ class PowerErrors:
         self._trace = trace
         self._is_at_random = _is_read_at_random(trace)
         seen_s = min(update_s, trace.sample_interval_s or update_s)
-        # Renewals are as far apart as each other, however well their times are known.
-        apart_s = np.diff(t) if self._is_at_random else np.ones(len(t) - 1)
-        placed_j2 = (_sudden_w(v, apart_s) * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
+        placed_j2 = (sudden_steps_w(trace) * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
         self._change_j = np.sqrt(placed_j2 / 12)
         self._sum_j = np.concatenate([[0.0], np.cumsum(self._change_j)])
         self._sum_j2 = np.concatenate([[0.0], np.cumsum(self._change_j**2)])
@@ -219,11 +217,13 @@ def _shown_values(trace: PowerTrace) -> _Shown:
     return _Shown(begins, once, by_chance)
 
 
-def _sudden_w(watts: Array, apart_s: Array) -> Array:
+def sudden_steps_w(trace: PowerTrace) -> Array:
     """By how much each change [n - 1] is steeper than its neighbours: on a ramp, which a line follows, none is."""
-    change_w: Array = np.diff(watts)
+    change_w: Array = np.diff(trace.values)
     if len(change_w) < 3:
         return np.asarray(np.abs(change_w))
+    # Renewals are as far apart as each other, however well their times are known.
+    apart_s = np.diff(trace.times_s) if _is_read_at_random(trace) else np.ones(len(change_w))
     slope = change_w / apart_s
     before, after = np.roll(slope, 1), np.roll(slope, -1)
     before[0], after[-1] = 0.0, 0.0

@@ -68,7 +68,7 @@ def test_phases_of_a_gauge_that_averages_over_more_than_its_update_are_within_tw
             assert found.uncertainty_j is not None
             assert abs(found.energy_j - true_j) <= 2 * found.uncertainty_j, (seed, found.phase)
             assert "follows the power over about" in str(found.remark)
-            alone = MeterEnergy([read], "battery").between(spans[found.phase], found.phase)
+            alone = MeterEnergy([read], "battery", of_load=True).between(spans[found.phase], found.phase)
             assert alone.uncertainty_j is not None
             n_wrong += abs(found.energy_j - true_j) > 2 * alone.uncertainty_j
         energies = RequestEnergies([read], "battery", done)
@@ -77,7 +77,8 @@ def test_phases_of_a_gauge_that_averages_over_more_than_its_update_are_within_tw
             assert found.energy_j is not None
             assert found.uncertainty_j is not None
             assert abs(found.energy_j - load.energy_j(one.start_s, one.end_s)) <= 2 * found.uncertainty_j
-    assert n_wrong >= 10, "readings alone are far off"
+    # Of two updates: at edges that are known most of it is put where it belongs.
+    assert n_wrong >= (2 if mean_s == 2 * UPDATE_S else 10), "readings alone are far off"
 
 
 def filtering_gauge(load: StepPower, end_s: float, constant_s: float, draw: np.random.Generator) -> PowerTrace:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from results.derivation import energies_of
-from results.energy import energy_between
+from results.energy import MeterEnergy
 from results.in_step import met_alike
 from results.records import Completion, EnergyReading, PowerTrace
 from results.trace_files import WINDOW
@@ -105,7 +105,7 @@ def coverage(least_s: float, most_s: float, n_windows: int) -> Coverage:
         rng = np.random.default_rng(seed)
         one = window(rng.uniform(least_s, most_s, N_REQUESTS), rng.uniform(0, UPDATE_S))
         found = one.energy
-        plain = energy_between([one.read], [(BEGUN_S, one.end_s)], "all", "battery")
+        plain = MeterEnergy([one.read], "battery", of_load=True).between([(BEGUN_S, one.end_s)], "all")
         assert found.energy_j is not None
         assert found.energy_j == plain.energy_j
         assert found.uncertainty_j is not None
