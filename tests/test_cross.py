@@ -169,6 +169,29 @@ def test_a_gpu_keeps_the_experts_that_fit_in_nine_tenths_of_it() -> None:
     assert dict(cache.changed) == {"unit": "gpu", "slots": int(n) // 48}
 
 
+def test_buffers_take_what_a_gpu_has_left_where_it_does_not_hold_two_layers() -> None:
+    """Two of 128 experts of 9.4 MB are 2.4 GB, and what every token needs is 3.1 GB."""
+    sheet = load_sheet("a6000")
+
+    def found(capacity_bytes: int) -> Arm:
+        gpu = sheet.memories["gpu"].model_copy(update={"value": capacity_bytes})
+        (arm,) = arms_on(sheet.model_copy(update={"memories": {**sheet.memories, "gpu": gpu}}), QWEN, ("on-demand",))
+        return arm
+
+    expert_bytes, every_token_bytes = 2 * 3 * 2048 * 768, 2 * (48 * 2048 * 128 * 2 * 36 + 2 * 2048 * 151936)
+    assert (found(10**10).changed, found(10**10).expert_slots) == ((), None)
+    arm, n = found(4 * 10**9), int((0.9 * 4e9 - every_token_bytes) // expert_bytes)
+    assert 2 * QWEN.top_k <= n < 256
+    assert (arm.changed, arm.expert_slots) == ((("expert_memory", n * expert_bytes),), n)
+    question = Question(QWEN, UniformRouting(), 4, 1, 4)
+    small = sheet.model_copy(
+        update={"memories": {**sheet.memories, "gpu": sheet.memories["gpu"].model_copy(update={"value": 4 * 10**9})}}
+    )
+    assert row_of(question, arm, small).why_not is None
+    # 16 experts of one token do not fit twice.
+    assert found(every_token_bytes + 10 * expert_bytes).expert_slots is None
+
+
 @pytest.mark.parametrize("name", ["ndp-tp-pre", "ndp"])
 @pytest.mark.parametrize(("shape", "stated"), [("mixtral-8x7b", 1), ("phi-3.5-moe", 2)])
 def test_a_gpu_beside_ndp_units_prefetches_what_it_can_hold(name: str, shape: str, stated: int) -> None:

@@ -142,10 +142,28 @@ def test_experts_that_stay_lie_beside_what_every_token_passes_through(
         return
     (line,) = told
     assert line == f"engine arm: its cells will say {lacks}"
-    assert (
-        "oom: 2.99 GiB of what every token of phi-3.5-moe passes through beside 14.1 GiB of experts that stay" in line
-    )
+    assert "oom: 2.99 GiB of what every token of phi-3.5-moe passes through beside 14.1 GiB of experts that lie" in line
     assert "use narrower weights, more units, fewer of these experts, or a smaller model" in line
+
+
+@pytest.mark.parametrize("name", ["on-demand", "prefetch-hint", "router-pf"])
+@pytest.mark.parametrize(("n_slots", "n_kept"), [(None, 32), (200, 32), (30, 30), (31, 30), (4, 4)])
+def test_two_buffers_lie_beside_what_every_token_passes_through(name: str, n_slots: int | None, n_kept: int) -> None:
+    """Each holds the 16 experts of a layer, or half of the memory that a plan gives: whole experts, one layer at a
+    time, so 32 layers take no more than one."""
+    needed_bytes = PHI_3_5_MOE.others_bytes + n_kept * EXPERT_BYTES
+    one_tokens_keys_bytes = 32 * 2 * 8 * 128 * 2
+    sheet = load_sheet("rtx5080-ndp")
+    for capacity_bytes, fits in ((needed_bytes + one_tokens_keys_bytes, True), (needed_bytes - 1, False)):
+        gpu = sheet.memories["gpu"].model_copy(update={"value": capacity_bytes})
+        small = sheet.model_copy(update={"memories": {**sheet.memories, "gpu": gpu}})
+        recall = None if name == "on-demand" else 0.9
+        cell = Cell(small, PHI_3_5_MOE, parameters(name), UniformRouting(), 1, 0, recall=recall, expert_slots=n_slots)
+        lacks = lacks_room_for(cell)
+        assert (lacks is None) == fits
+        if lacks is not None:
+            assert "of experts that lie there" in str(lacks)
+            assert "fewer of these experts" in str(lacks)
 
 
 def _parameters(technique: dict[str, object], n_for_one: int) -> Composed:

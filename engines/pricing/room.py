@@ -14,6 +14,7 @@ from engines.techniques.context import ModelSizes
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.move.fetch import FetchParameters
 from engines.techniques.move.slices import SlicesParameters
+from engines.techniques.move.two_buffers import TwoBuffersParameters, buffer_size
 from results.units import MIB, format_bytes
 
 GPU: Unit = "gpu"
@@ -65,8 +66,8 @@ def lacks_room(
 def kept_on_gpu(
     move: MoveParameters, units: Sequence[Unit], sizes: ModelSizes, n_held: int | None, n_run: int | None = None
 ) -> float:
-    """Experts of all layers together that a technique keeps in a GPU's memory, fetched from elsewhere. units: where
-    they are computed. sizes: of the model that is priced. n_held: as of `BuildContext.expert_slots`. n_run: layers with
+    """Experts of all layers together that lie in a GPU's memory at once, fetched from elsewhere. units: where they are
+    computed. sizes: of the model that is priced. n_held: as of `BuildContext.expert_slots`. n_run: layers with
     experts of the model that runs, where it is another: those that are priced take its plans in turn, and so do the
     experts that lie there. Raises `EngineError` where the memory holds too few."""
     if GPU not in units:
@@ -77,6 +78,8 @@ def kept_on_gpu(
         return move.slots_of_model(sizes, n_held)
     if isinstance(move, FetchParameters):
         return move.gpu_slots * sizes.n_sparse_layers / (n_run or sizes.n_sparse_layers)
+    if isinstance(move, TwoBuffersParameters):
+        return 2 * buffer_size(sizes, n_held)
     return 0
 
 
@@ -89,8 +92,8 @@ def kept_of_shape(
 
 
 class _Rest(NamedTuple):
-    """Beside the experts: weights that every token passes through, and keys and values. kept_bytes: of experts, beside
-    the former."""
+    """Beside the experts: weights that every token passes through, and keys and values. kept_bytes: of fetched experts,
+    beside the former."""
 
     weights_bytes: float
     cached_bytes: float
@@ -144,7 +147,7 @@ def _lacking(
         besides = f" beside {_told(rest.weights_bytes)} of the rest" if rest.weights_bytes else ""
         if rest.kept_bytes:
             besides, shorter = (
-                f" beside {_told(rest.kept_bytes)} of experts that stay there",
+                f" beside {_told(rest.kept_bytes)} of experts that lie there",
                 ", fewer of these experts",
             )
         if cached:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +41,8 @@ class Arm:
     ranks: int = 1
     backbone: Unit | None = None
     """None: the technique's."""
+    expert_slots: int | None = None
+    """As of `Cell`."""
 
     @property
     def name(self) -> str:
@@ -95,7 +98,10 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape, cached_tokens: int) -> 
             arm = replace(arm, why_not="the memory of its GPU does not hold one expert of each layer")
         yield arm
         return
-    yield _named(name, given, sheet)
+    arm = _named(name, given, sheet)
+    if has_link and PRESETS[name].choices.move.kind == "two_buffers":
+        arm = _with_buffers(arm, shape, _gpu_slots(sheet, shape, cached_tokens))
+    yield arm
     if "slots" in given:
         return
     if "unit" not in fields or "backbone" not in fields:
@@ -111,6 +117,14 @@ def _named(name: str, given: Mapping[str, str | int], sheet: Sheet) -> Arm:
     except ValueError as error:
         return Arm(name, _told(given), why_not=_first_words(error))
     return _arm(name, given, parameters, sheet)
+
+
+def _with_buffers(arm: Arm, shape: ModelShape, n_fit: int) -> Arm:
+    """With as many experts as fit beside what stays, where two layers of them do not."""
+    if not 2 * shape.top_k <= n_fit < 2 * shape.n_experts:
+        return arm
+    told = ("expert_memory", math.ceil(n_fit * shape.expert_bytes))
+    return replace(arm, changed=(*arm.changed, told), expert_slots=n_fit)
 
 
 def _arm(name: str, given: Mapping[str, Any], parameters: Composed, sheet: Sheet) -> Arm:

@@ -74,6 +74,7 @@ class Question:
             n_before=1 if arm.parameters.choices.move.kind in KEEPS else 0,
             backbone=arm.backbone,
             ranks=arm.ranks,
+            expert_slots=arm.expert_slots,
         )
 
 
