@@ -43,6 +43,7 @@ NOT_BEGUN_CODES = (EXIT_DEVICE_NOT_READY, EXIT_NOT_WRITTEN)
 """Of runs whose time stays due: the phone may be there later, and the disk may have room."""
 ENDED_CODES = (0, EXIT_SOME_FAILED, EXIT_NONE_USABLE)
 """Of runs that came to their end, whatever is in them."""
+MEASURED_AGAIN = "the next pass measures what a lost device took again, once"
 INTERRUPTED_CODES = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 """Of runs that were asked to end: no fault of theirs."""
 
@@ -74,6 +75,10 @@ class World(TypingProtocol):
         ...
 
     def holds_run(self, folder: Path) -> bool: ...
+
+    def has_lost(self, folder: Path) -> bool:
+        """Whether trials of the run there have failed because their device was lost."""
+        ...
 
     def devices(self, entry: Entry) -> AbstractContextManager[None]:
         """Its devices, locked, charged and cool. Raises `NotNowError`."""
@@ -250,8 +255,9 @@ def _run(book: Book, world: World, entry: Entry, progress: Progress, due: Due, d
     folder = entry.run_folder(due.number) if begun is None else Path(begun.folder)
     crashes = 0 if begun is None else begun.crashes
     begun = Unfinished(
-        number=due.number, folder=str(folder), plan_sha256=digest, begun_at=told_time(world.now()), crashes=crashes
-    )
+        number=due.number, folder=str(folder), plan_sha256=digest, begun_at=told_time(world.now()), crashes=crashes,
+        is_again=begun is not None and begun.is_again,
+    )  # fmt: skip
     progress = progress.model_copy(update={"unfinished": begun, "owed": None})
     book.write(Kept(entry=entry, progress=progress))
     resume = world.holds_run(folder)
@@ -259,6 +265,10 @@ def _run(book: Book, world: World, entry: Entry, progress: Progress, due: Due, d
     why = ended.why or f"it ended with code {ended.code}"
     if ended.code in INTERRUPTED_CODES:
         yield Happened(entry.name, "waits", f"{why}; the next pass goes on with {folder}", ended.code)
+    elif ended.code in ENDED_CODES and ended.code and not begun.is_again and world.has_lost(folder):
+        again = begun.model_copy(update={"is_again": True, "crashes": 0})
+        progress = progress.model_copy(update={"unfinished": again})
+        yield _owed(book, world, entry, progress, f"{why}; {MEASURED_AGAIN}: {folder}", ended.code)
     elif ended.code in ENDED_CODES:
         yield _closed(book, world, entry, progress, begun, why if ended.code else None, ended.code)
     elif ended.code in NOT_BEGUN_CODES or (ended.code == EXIT_BAD_PLAN and not resume):

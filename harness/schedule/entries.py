@@ -77,13 +77,15 @@ class Entry(Record):
 
 
 class Unfinished(Record):
-    """A run that was begun, and of whose end nothing is known."""
+    """A run that was begun, and of whose end nothing is known; or one that ended without what a lost device took."""
 
     number: int
     folder: str
     plan_sha256: str
     begun_at: str
     crashes: int = 0
+    is_again: bool = False
+    """It came to its end before, and what a lost device took is measured again."""
 
 
 class Outcome(Record):

@@ -27,6 +27,7 @@ from results.database import DATABASE, StoreError
 from results.own_python import own_module
 from results.records import MODEL_PREFIX
 from results.run_folders import check_free_space
+from results.store import Store
 
 PHONES = ("adb:", "ios:")
 MESSAGE_VARIABLE = "JOULEBENCH_MESSAGE"
@@ -54,6 +55,13 @@ class RealWorld:
 
     def holds_run(self, folder: Path) -> bool:
         return (folder / DATABASE).exists()
+
+    def has_lost(self, folder: Path) -> bool:
+        try:
+            with Store.view(folder) as store:
+                return any(trial.is_lost for trial in store.trials())
+        except StoreError:
+            return False
 
     @contextmanager
     def devices(self, entry: Entry) -> Iterator[None]:

@@ -45,6 +45,8 @@ class FakeWorld:
         self.codes: list[int | str] = []
         """How the next runs end."""
         self.not_now: NotNowError | None = None
+        self.loses = False
+        """Whether what fails is lost."""
 
     def now(self) -> datetime:
         return self.true + self.offset
@@ -54,6 +56,9 @@ class FakeWorld:
 
     def holds_run(self, folder: Path) -> bool:
         return folder in self.trials
+
+    def has_lost(self, folder: Path) -> bool:
+        return self.loses
 
     @contextmanager
     def devices(self, entry: Entry) -> Iterator[None]:
