@@ -14,6 +14,7 @@ from scipy import stats
 
 from results.statistics import (
     BOOTSTRAP_FROM,
+    NORMAL_95,
     SERIES_FROM,
     Summary,
     mean_interval,
@@ -188,6 +189,25 @@ def test_the_closed_form_of_many_values_is_the_bootstraps_interval(draw: str) ->
     half = (expected.confidence_interval.high - expected.confidence_interval.low) / 2
     assert low == pytest.approx(expected.confidence_interval.low, abs=0.06 * half)
     assert high == pytest.approx(expected.confidence_interval.high, abs=0.06 * half)
+
+
+@pytest.mark.parametrize("n_high", [10, 190])
+def test_the_interval_of_many_values_is_shifted_to_the_longer_side_by_johnsons_term(n_high: int) -> None:
+    """Of 200 values of 0 and 1 with a share p of ones: third moment p (1 - p) (1 - 2 p), s^2 = p (1 - p) 200 / 199."""
+    p, n, t = n_high / 200, 200, float(stats.t.ppf(0.975, 199))
+    x = np.array([1.0] * n_high + [0.0] * (n - n_high))
+    variance = p * (1 - p) * n / (n - 1)
+    third_moment = p * (1 - p) * (1 - 2 * p)
+    low, high = mean_interval(x)
+    # Johnson (1978): mean + m3 / (6 s^2 n) and m3 (mean - mu)^2 / (3 s^4) at t s / sqrt(n).
+    assert (low + high) / 2 - p == pytest.approx(
+        third_moment / (6 * variance * n) + third_moment * t**2 / (3 * variance * n)
+    )
+    assert high - low == pytest.approx(2 * t * (variance / n) ** 0.5)
+
+
+def test_the_normal_quantile_is_scipys() -> None:
+    assert pytest.approx(stats.norm.ppf(0.975), abs=1e-6) == NORMAL_95
 
 
 def test_the_closed_form_holds_the_mean_of_skewed_values_as_often_as_it_says() -> None:
