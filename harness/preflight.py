@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from devices.base import DeviceError
 from devices.clock import MonotonicClock
 from engines.errors import EngineError, lines_of
-from engines.kernels.compile import lacks_for
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
-from engines.model.wanted_tensors import check_quantisation
-from engines.prediction import why_not
 from engines.pricing.shapes import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile, profile_folder
-from engines.techniques.base import TechniqueParameters
-from engines.techniques.parameters import Composed
-from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.combinations import mismatch
 from harness.context_checks import context_warnings
-from harness.core_sets import CoreSets
 from harness.decoding_warnings import unlike_decoding
 from harness.device_problems import blind_warning
 from harness.device_specs import DeviceSpec, HostSpec
+from harness.engine_problems import (
+    calibrated,
+    engine_problems,
+    engine_problems_with_model,
+    graph_problems,
+    hybrid_warning,
+    other_core_problems,
+)
 from harness.external.base import ExternalSpec
 from harness.external.catalog import EXTERNAL
 from harness.external.coreml import CoremlSpec
@@ -50,17 +49,15 @@ from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.played_checks import played_problems
-from harness.profiles import whose_guesses
 from harness.rank_problems import (
     crowded_warning,
     launch_problems,
     rank_problems,
-    rank_problems_with_model,
     rank_warning,
 )
 from harness.references import with_references
 from harness.run_parts import RunParts
-from harness.schema import EngineSpec, TrialProtocol
+from harness.schema import TrialProtocol
 from harness.technique_problems import (
     name_problems,
     padding_warning,
@@ -80,11 +77,8 @@ from harness.unheeded import (
     warmup_warnings,
 )
 from harness.unheeded_sheets import unheeded_of_device
-from harness.workload_specs import WorkloadSpec
-from results.core_lists import parse_cores
+from harness.workload_problems import all_workload_problems
 from results.records import NO_MODEL
-from workloads.base import TellsEarly, Workload, WorkloadError
-from workloads.fitting import reasons_for_none
 
 NO_ENGINE_ON_PHONES = (
     "no engine of the plan goes onto it, and joulebench's own computes on this host; name one that does, such as"
@@ -115,10 +109,10 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += _device_problems(device, others, _runs_unread(draft, others))
         warnings += [*unheeded_of_device(device), blind_warning(device, engines, others)]
     for other in others:
-        problems += [*external_problems(other), *_other_core_problems(other, devices)]
+        problems += [*external_problems(other), *other_core_problems(other, devices)]
         warnings.append(crowded_warning(other, devices))
     for engine in engines:
-        problems += [*_engine_problems(engine, bool(computed)), *name_problems(engine)]
+        problems += [*engine_problems(engine, bool(computed)), *name_problems(engine)]
         problems += unread_problems(engine, named.devices)
         problems += moving_problems(engine, devices)
         problems += rank_problems(engine, devices)
@@ -130,9 +124,9 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in facts.values():
         for engine in engines:
-            problems += _problems_with_model(engine, found, run_parts)
+            problems += engine_problems_with_model(engine, found, run_parts)
             warnings += [padding_warning(engine, found), tier_warning(engine, found), unheeded_of_engine(engine, found)]
-            warnings.append(_hybrid_warning(engine, found, run_parts))
+            warnings.append(hybrid_warning(engine, found, run_parts))
             for model in computed:
                 if model.source == found.source:
                     problems += size_problems(engine, model, named.devices, found)
@@ -148,9 +142,9 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
             problems += _pricing_problems(device, found)
         for other in others:
             if isinstance(other.spec, CoremlSpec):
-                problems += _problems_with_graphs(other.label, other.spec, found, run_parts)
-        techniques = _calibrated(engines)
-        problems += _all_workload_problems(named.workloads, found, techniques, run_parts, empty)
+                problems += graph_problems(other.label, other.spec, found, run_parts)
+        techniques = calibrated(engines)
+        problems += all_workload_problems(named.workloads, found, techniques, run_parts, empty)
         warnings += context_warnings(devices, named.workloads, found, run_parts)
         warnings += warmup_warnings(draft.plan.protocol, named.workloads, found, run_parts)
         warnings += sample_warnings(named.workloads, found, run_parts)
@@ -249,178 +243,9 @@ def _recording_problems(device: HostSpec, recording: str) -> Iterator[str]:
         meter.close()
 
 
-def _engine_problems(engine: Part[EngineSpec], computes: bool) -> Iterator[str]:
-    """computes: whether a model runs, which learns by itself."""
-    technique = engine.spec.technique
-    if engine.spec.profile is not None:
-        if not technique.wanted_prompts:
-            yield f"engine {engine.label}: technique {technique.technique} learns nothing offline; remove profile"
-        elif "calibration_prompts" in technique.model_fields_set:
-            yield f"engine {engine.label}: a profile replaces calibration_prompts; remove one of them"
-    elif computes and "estimator" in technique.learns:
-        yield (
-            f"engine {engine.label}: technique {technique.technique} needs a profile with an estimator; make one with"
-            " `joulebench calibrate --estimator` and name it as profile"
-        )
-    from engines.cores import why_not_bound
-
-    yield from _core_problems(engine.label, engine.spec.cores, why_not_bound)
-
-
-def _core_problems(
-    label: str, cores: CoreSets | None, why_not: Callable[[frozenset[int]], str | None]
-) -> Iterator[str]:
-    """Cores that this machine lacks, or that this process may not use: one line where both phases have them."""
-    listed = {phase: own for phase, own in cores or () if own is not None}
-    both = len(listed) == 2 and len(set(listed.values())) == 1
-    for phase, own in listed.items():
-        if reason := why_not(parse_cores(own)):
-            yield f'engine {label}: cores "{own}"{"" if both else f" for {phase}"}: {reason}'
-        if both:
-            return
-
-
-def _other_core_problems(engine: Part[ExternalSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
-    """Where it goes onto this host."""
-    named = engine.spec.devices
-    if any(isinstance(device, HostSpec) and (named is None or device.name in named) for device in devices):
-        yield from _core_problems(engine.label, engine.spec.cores, engine.spec.why_not_on)
-
-
-def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
-    technique = engine.spec.technique
-    yield from rank_problems_with_model(engine, facts)
-    if facts.config.moe is None and technique.wanted_prompts:
-        yield (
-            f"engine {engine.label}: technique {technique.technique} places experts, and {facts.source} is dense;"
-            " use dropless"
-        )
-    route = technique.choices.route if isinstance(technique, Composed) else None
-    if isinstance(route, PredictedParameters) and (reason := why_not(facts.config)) is not None:
-        yield f"engine {engine.label}: technique {technique.technique} predicts experts: {reason}"
-    quantise = engine.spec.quantise
-    # Where this processor lacks the arithmetic the arm is left out.
-    if (quantise.asked or quantise.rounding) and lacks_for(quantise) is None:
-        try:
-            check_quantisation(facts.config, quantise)
-        except EngineError as error:
-            yield f"engine {engine.label}: {error}"
-    if engine.spec.profile is not None and technique.wanted_prompts and facts.config.moe is not None:
-        yield from _profile_problems(engine.label, engine.spec.profile, technique, facts, run_parts)
-
-
-def _problems_with_graphs(label: str, spec: CoremlSpec, facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
-    from engines.coreml.conversion import model_in_the_way
-
-    in_the_way = model_in_the_way(facts, spec.technique)
-    yield from (f"engine {label}: {problem}" for problem in in_the_way)
-    if spec.profile is not None and spec.technique.wanted_prompts and not in_the_way:
-        yield from _profile_problems(label, spec.profile, spec.technique, facts, run_parts)
-
-
-def _profile_problems(
-    label: str, profile: str, technique: TechniqueParameters, facts: CheckpointFacts, run_parts: RunParts
-) -> Iterator[str]:
-    reason = run_parts.profile_mismatch(profile, facts) or run_parts.profile_lacks(profile, technique.learns)
-    if reason:
-        yield f"engine {label}: {reason}"
-
-
-def _hybrid_warning(engine: Part[EngineSpec], facts: CheckpointFacts, run_parts: RunParts) -> str | None:
-    """Of a profile that has no problem."""
-    name, technique = engine.spec.profile, engine.spec.technique
-    if name is None or any(_profile_problems(engine.label, name, technique, facts, run_parts)):
-        return None
-    told = whose_guesses(run_parts.profile(name), technique)
-    return told and f"engine {engine.label}: by profile {name} {told}"
-
-
 def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[str]:
     if device.priced_as in NAMED_SHAPES:
         try:
             priced_shape(device.priced_as, facts.config)
         except EngineError as error:
             yield f"device {device.name}: priced_as: {error}"
-
-
-def _calibrated(engines: list[Part[EngineSpec]]) -> dict[str, int]:
-    """Techniques that are calibrated on prompts, and the most that one of their engines asks for."""
-    wanted: dict[str, int] = {}
-    for technique in (engine.spec.technique for engine in engines if engine.spec.profile is None):
-        if technique.wanted_prompts:
-            most = max(wanted.get(technique.technique, 0), technique.wanted_prompts)
-            wanted[technique.technique] = most
-    return wanted
-
-
-def _all_workload_problems(
-    parts: list[Part[WorkloadSpec]],
-    facts: CheckpointFacts,
-    techniques: dict[str, int],
-    run_parts: RunParts,
-    empty: dict[tuple[str, str], tuple[str, ...]],
-) -> list[str]:
-    """In the order of the plan. Of workloads that differ in their limit alone, the largest tells of all.
-
-    A smaller limit asks some of the same items, and keeps more of them for calibration.
-    """
-    sound: set[str] = set()
-    problems: dict[str, list[str]] = {}
-    for part in sorted(parts, key=_n_asked, reverse=True):
-        rest = part.spec.model_dump_json(exclude={"limit", "label"})
-        if rest in sound:
-            continue
-        own = problems[part.label] = list(_workload_problems(part, facts, techniques, run_parts, empty))
-        if not own and (part.label, facts.source) not in empty and part.spec.smaller_is_part:
-            one_size = isinstance(run_parts.workload_named(part.label, part.spec), TellsEarly)
-            if one_size or part.spec.too_long == "fail":
-                sound.add(rest)
-    return [problem for part in parts for problem in problems.get(part.label, ())]
-
-
-def _n_asked(part: Part[WorkloadSpec]) -> float:
-    return math.inf if part.spec.limit is None else part.spec.limit
-
-
-def _workload_problems(
-    part: Part[WorkloadSpec],
-    facts: CheckpointFacts,
-    techniques: dict[str, int],
-    run_parts: RunParts,
-    empty: dict[tuple[str, str], tuple[str, ...]],
-) -> Iterator[str]:
-    """Builds the requests, which finds absent data, other schemas, and prompts that are too long.
-
-    They are kept, but where one sample tells of all: those are built when they are asked.
-
-    empty: takes the workload and the model, with the reasons why it has nothing to ask of it.
-    """
-    max_length = facts.config.max_length
-    try:
-        workload = run_parts.workload_named(part.label, part.spec)
-        asks = workload.has_requests if isinstance(workload, TellsEarly) else workload.requests
-        if not asks(facts.tokenizer, max_length):
-            empty[part.label, facts.source] = reasons_for_none(workload, part.label, max_length)
-            return
-        for technique, wanted in techniques.items():
-            if not _can_calibrate(workload, facts, wanted):
-                yield (
-                    f"workload {part.label}: technique {technique} is calibrated, and no item kept for that fits the "
-                    f"model's {max_length} tokens; give the data shorter items,{_shorter_answers(part.spec)} or take a "
-                    "technique without calibration"
-                )
-    except WorkloadError as error:
-        yield f"workload {part.label}: {error}"
-
-
-def _can_calibrate(workload: Workload, facts: CheckpointFacts, wanted: int) -> bool:
-    """One prompt shows it where all are of one size; where that one does not fit, others may."""
-    if isinstance(workload, TellsEarly):
-        with contextlib.suppress(WorkloadError):
-            if workload.calibration_prompts(facts.tokenizer, facts.config.max_length, 1):
-                return True
-    return bool(workload.calibration_prompts(facts.tokenizer, facts.config.max_length, wanted))
-
-
-def _shorter_answers(spec: WorkloadSpec) -> str:
-    return " lower max_new_tokens," if "max_new_tokens" in type(spec).model_fields else ""
