@@ -89,3 +89,19 @@ def test_a_sink_that_takes_all_leaves_nothing(arithmetic: Arithmetic) -> None:
         torch.zeros(1, 1, 4), torch.zeros(1, 1, 4), torch.ones(1, 1, 4), None, PLAIN, torch.tensor([200.0]), arithmetic
     )
     assert torch.equal(got, torch.zeros(1, 1, 4))
+
+
+def test_attention_in_int8_multiplies_whole_numbers() -> None:
+    """One query, two keys. Values of 3 and 5 are multiples of 1/256, and shares of 2^-13 of the larger of their
+    products with such units; the total of shares is as it was."""
+    config = replace(PLAIN, scale=1.0)
+    values = torch.tensor([[[3.001, 5.003], [0.70003, 0.1]]])
+    keys = torch.tensor([[[1.0], [0.0]]])
+    found = mix_values(torch.ones(1, 1, 1), keys, values, None, config, None, "int8")
+    shares = torch.tensor([1.0, 0.0]).softmax(0)
+    units = torch.tensor([2.0**-8, 2.0**-11])  # 5.003 is below 2^3, and 0.70003 below 2^0
+    in_units = shares * units
+    whole = (in_units * 8192 / in_units.max()).round() / 8192 * in_units.max() / units
+    expected = whole @ torch.stack([(row / unit).round() * unit for row, unit in zip(values[0], units, strict=True)])
+    assert torch.allclose(found.flatten(), expected, rtol=1e-6)
+    assert not torch.allclose(found.flatten(), shares @ values[0], rtol=1e-5)

@@ -14,6 +14,7 @@ from engines.kernels import native, tables
 from engines.kernels.decoder import cache_table, chunk_table
 from engines.model.quantised import Arithmetic, AttentionArithmetic, Form, rounded, store
 from engines.model.rope import turn
+from engines.model.whole_numbers import BLOCK_KEYS, LEAST_VALUE, SHARE_BITS, VALUE_BITS
 from tests.kernel_forms import needs_bf16, needs_byte_attention, needs_compiler, random, relative_error
 
 pytestmark = pytest.mark.numbers
@@ -163,26 +164,87 @@ def test_attention_in_bf16_rounds_queries_keys_and_values_and_shares(
     assert relative_error(found, exact.double()) > 1e-4
 
 
+def in_whole_numbers(values: Tensor) -> Tensor:
+    """Each key's values in multiples of a power of two, by which the largest is below 2^11. values: [M, S, D]."""
+    exponent = torch.frexp(values.abs().amax(dim=-1, keepdim=True)).exponent - 11
+    return torch.ldexp(torch.ldexp(values, -exponent).round(), exponent)
+
+
+def in_bytes(query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """What attention in int8 multiplies: six heads' queries, scaled already, and keys."""
+    by_head = rounded(SCALE * query.view(len(query), 6, keys.shape[2]), "int8") / SCALE
+    return by_head.reshape(len(query), -1), rounded(keys, "int8").contiguous()
+
+
+IN_INT8: tuple[Form, Arithmetic, AttentionArithmetic] = ("fp32", "fp32", "int8")
+IN_FP32: tuple[Form, Arithmetic, AttentionArithmetic] = ("fp32", "fp32", "fp32")
+
+
 @needs_compiler
 @needs_byte_attention
 @pytest.mark.parametrize("window", [None, 7, 100])
 @pytest.mark.parametrize("dim", [8, 16, 72, 128, 512])
-def test_attention_in_int8_rounds_queries_and_keys_to_bytes_and_values_and_shares_to_bf16(
+def test_attention_in_int8_rounds_queries_and_keys_to_bytes_and_values_and_shares_to_whole_numbers(
     dim: int, window: int | None
 ) -> None:
-    """Beside fp32 attention of what is rounded so by torch. Shares lose up to 2^-8."""
+    """Beside fp32 attention of what torch rounds so, shares excepted: of a block's largest they lose up to 2^-14."""
     query, (keys, values) = random(230, 6 * dim), (random(2, 430, dim, seed=1), random(2, 430, dim, seed=2))
     query *= 4 / dim**0.5
-    found = attended([230], ("fp32", "fp32", "int8"), window, query, keys, values)
-    in_fp32 = ("fp32", "fp32", "fp32")
-    unrounded = attended([230], in_fp32, window, query, keys, rounded(values, "bf16"))
-    by_head = rounded(SCALE * query.view(230, 6, dim), "int8") / SCALE
-    query, keys, values = by_head.reshape(230, -1), rounded(keys, "int8").contiguous(), rounded(values, "bf16")
-    exact = attended([230], in_fp32, window, query, keys, values)
-    bound = attended([230], in_fp32, window, query, keys, values.abs())  # the shares' sum of magnitudes
+    found = attended([230], IN_INT8, window, query, keys, values)
+    unrounded = attended([230], IN_FP32, window, query, keys, values)
+    of_exact_values = attended([230], IN_FP32, window, *in_bytes(query, keys), values)
+    query, keys = in_bytes(query, keys)
+    values = in_whole_numbers(values)
+    exact = attended([230], IN_FP32, window, query, keys, values)
+    bound = attended([230], IN_FP32, window, query, keys, values.abs())  # the shares' sum of magnitudes
     assert ((found - exact).abs() <= 2**-8 * bound + 1e-5).all()
-    assert relative_error(found, exact.double()) < 3e-3
+    assert relative_error(found, exact.double()) < 3e-4
+    assert relative_error(of_exact_values, exact.double()) > 3e-4
     assert relative_error(unrounded, exact.double()) > 3e-3
+
+
+@needs_compiler
+@needs_byte_attention
+def test_many_small_shares_are_not_lost_beside_a_large_one_in_int8() -> None:
+    """The largest score stands in the last block. Before it 2000 keys have 2^-15 of its share each, which would be 0 if
+    whole numbers of 13 bits counted in it."""
+    n_keys, n_far = 2017, 16
+    keys, values = torch.zeros(2, n_keys, 16), random(2, n_keys, 16, seed=2) + 3
+    keys[:, -1, 0] = 15 * 0.693147 / SCALE  # of 2017 keys the last, in the 22nd block
+    query = torch.zeros(1 + n_far, 96)
+    query[-1, ::16] = 1.0
+    found = attended([1 + n_far], IN_INT8, None, query, keys, values)[-1]
+    exact = attended([1 + n_far], IN_FP32, None, *in_bytes(query, keys), values)[-1]
+    without = values[0, -1] * 2**15 / (2**15 + n_keys - 1 + torch.exp(random(6, seed=4))[0])
+    assert relative_error(without[None], exact[None, :16].double()) > 0.03
+    assert relative_error(found[None], exact[None].double()) < 1e-3
+
+
+@needs_compiler
+@needs_byte_attention
+def test_values_far_apart_and_none_at_all_count_as_they_are_in_int8() -> None:
+    """Keys whose values are a million times those of others, a millionth of them, zeros, or too small for any scale."""
+    query, (keys, values) = random(230, 96), (random(2, 430, 16, seed=1), random(2, 430, 16, seed=2))
+    values *= torch.tensor([1e6, 1.0, 1e-6, 0.0, 1e-30, 1.0, 1.0])[torch.arange(430) % 7][:, None]
+    exact = attended([230], IN_FP32, None, *in_bytes(query, keys), values)
+    assert relative_error(attended([230], IN_INT8, None, query, keys, values), exact.double()) < 1e-3
+    values[:, torch.arange(430) % 7 == 0] = 0.0
+    exact = attended([230], IN_FP32, None, *in_bytes(query, keys), values)
+    assert relative_error(attended([230], IN_INT8, None, query, keys, values), exact.double()) < 1e-3
+    nothing = attended([230], IN_INT8, None, query, keys, torch.zeros_like(values))
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+@needs_compiler
+@needs_byte_attention
+def test_the_largest_numbers_of_a_block_fit_in_int8() -> None:
+    """Every share is the largest there is, and so is every value: the sum of the products has 31 bits."""
+    query, keys = torch.zeros(230, 96), torch.zeros(2, 430, 16)
+    values = torch.full((2, 430, 16), 1.9999)
+    values[:, :, 1::2] *= -1
+    found = attended([230], IN_INT8, None, query, keys, values)
+    exact = attended([230], IN_FP32, None, query, keys, in_whole_numbers(values))
+    assert relative_error(found, exact.double()) < 2**-17
 
 
 @needs_compiler
@@ -203,13 +265,20 @@ def test_rows_of_keys_have_room_for_the_widest_head() -> None:
     assert f"constexpr int64_t kKeyColumns = {tables.MAX_HEAD_DIM};" in header
 
 
+def test_torch_rounds_shares_and_values_as_the_kernels_do() -> None:
+    header = (ROOT / "engines/kernels/attention_blocks.h").read_text(encoding="utf-8")
+    for name, value in {"kKeys": BLOCK_KEYS, "kBitsOfValue": VALUE_BITS, "kBitsOfShare": SHARE_BITS}.items():
+        assert f" {name} = {value};" in header
+    assert f" kLeastValue = {LEAST_VALUE}f;" in header
+
+
 @needs_compiler
 @needs_byte_attention
-@pytest.mark.parametrize("of", ["query", "key"])
+@pytest.mark.parametrize("of", ["query", "key", "value"])
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
 def test_what_is_no_number_is_none_behind_attention_in_int8(of: str, what: float) -> None:
     query, (keys, values) = random(40, 96), (random(2, 40, 16, seed=1), random(2, 40, 16, seed=2))
-    (query if of == "query" else keys[0])[5, 3] = what
-    found = attended([40], ("fp32", "fp32", "int8"), None, query, keys, values)
+    {"query": query, "key": keys[0], "value": values[0]}[of][5, 3] = what
+    found = attended([40], IN_INT8, None, query, keys, values)
     assert found[5, :16].isnan().all()
     assert found[:5].isfinite().all()

@@ -166,7 +166,8 @@ inline void widen_row_to_halves(const Matrix& m, int64_t row, int64_t first, int
 }
 
 // How weights meet a panel: bytes raised by 128 and nibbles raised by 8 meet bytes, signed bytes as halves meet halves.
-// Keys are bytes raised by 128 with a scale for each 32 columns, as nibbles have, where bytes have one for the row.
+// Keys are bytes raised by 128 with a scale for each 32 columns, as nibbles have, where bytes have one for the row; behind
+// a key's scales is what its sum starts with.
 enum class Weights { kBytes, kNibbles, kHalves, kKeys };
 constexpr int64_t kKeyColumns = 512;  // of the widest head: engines.kernels.tables
 
@@ -176,7 +177,7 @@ constexpr int64_t stride_of(Weights kind) {
   return kind == Weights::kKeys ? kKeyColumns + 64 : kDepth * (kind == Weights::kHalves ? 2 : 1) + 64;
 }
 constexpr int64_t scale_stride_of(Weights kind) {
-  return (kind == Weights::kKeys ? kKeyColumns : kDepth) / kRoundedColumns;
+  return kind == Weights::kKeys ? kKeyColumns / kRoundedColumns + 1 : kDepth / kRoundedColumns;
 }
 
 template <Weights Kind, class W>
@@ -196,6 +197,11 @@ __attribute__((noinline)) void multiply_words(const uint8_t* weights, const floa
   constexpr int64_t kScaleStride = scale_stride_of(Kind);
   typedef decltype(F{} < F{}) W;
   F sums[R][V] = {};
+  if constexpr (Kind == Weights::kKeys)
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sums[r][v] += scales[r * kScaleStride + n_blocks];
   for (int64_t block = 0; block < n_blocks; block++) {
     W parts[R][V];
 #pragma GCC unroll 2

@@ -24,6 +24,7 @@ from engines.model.key_value_cache import SharedRows, Step
 from engines.model.norms import NormWeights
 from engines.model.quantised import Arithmetic, Matrix, rounded
 from engines.model.rope import turn
+from engines.model.whole_numbers import whole_shares, whole_values
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,15 @@ def mix_values(
 ) -> Tensor:
     """softmax(scale * q k) v by head; each key/value head serves N/M query heads in a row. The softmax is fp32.
     arithmetic: queries and keys are `rounded` so, and values, and shares before they are made to add up to 1, too: to
-    bf16 where queries and keys are rounded to int8."""
-    of_values: Arithmetic = "fp32" if arithmetic == "fp32" else "bf16"
+    `whole_values` and `whole_shares` where queries and keys are rounded to int8."""
+    unit_MS = None
     if arithmetic != "fp32":
         query_NTD = rounded(config.scale * query_NTD, arithmetic) / config.scale
-        key_MSD, value_MSD = rounded(key_MSD, arithmetic), rounded(value_MSD, of_values)
+        key_MSD = rounded(key_MSD, arithmetic)
+        if arithmetic == "int8":
+            value_MSD, unit_MS = whole_values(value_MSD)
+        else:
+            value_MSD = rounded(value_MSD, arithmetic)
     elif sinks_N is None and config.softcap is None:
         return F.scaled_dot_product_attention(
             query_NTD[None], key_MSD[None], value_MSD[None], attn_mask=mask_TS, scale=config.scale, enable_gqa=True
@@ -235,7 +240,10 @@ def mix_values(
         if mask_TS is not None:
             score_GTS = score_GTS.masked_fill(~mask_TS, float("-inf"))
         sink_G = None if sinks_N is None else sinks_N[served]
-        mixed.append(_shares(score_GTS, sink_G, of_values).to(value_SD.dtype) @ value_SD)
+        share_GTS = _shares(score_GTS, sink_G, arithmetic)
+        if unit_MS is not None:
+            share_GTS = whole_shares(share_GTS, unit_MS[head])
+        mixed.append(share_GTS.to(value_SD.dtype) @ value_SD)
     return torch.cat(mixed)
 
 
@@ -244,7 +252,7 @@ def _shares(score_GTS: Tensor, sink_G: Tensor | None, arithmetic: Arithmetic) ->
         sink_GT1 = sink_G[:, None, None].expand(*score_GTS.shape[:2], 1)
         score_GTS = torch.cat([score_GTS, sink_GT1], dim=-1)
     share_GTS = score_GTS.softmax(dim=-1)
-    if arithmetic != "fp32":
+    if arithmetic == "bf16":
         largest_GT1 = share_GTS.amax(dim=-1, keepdim=True)
         share_GTS = rounded(share_GTS / largest_GT1, arithmetic) * largest_GT1
     return share_GTS if sink_G is None else share_GTS[..., :-1]

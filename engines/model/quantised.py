@@ -27,7 +27,7 @@ FORMS: tuple[Form, ...] = get_args(Form)
 Arithmetic = Literal["fp32", "int8", "bf16"]
 """What a product rounds its input to first: see `rounded`."""
 AttentionArithmetic = Literal["fp32", "bf16", "int8"]
-"""int8: of queries and keys; shares and values are rounded to bf16."""
+"""int8: of queries and keys; shares and values are rounded to whole numbers of 13 and 12 bits."""
 CacheForm = Literal["fp32", "bf16", "fp16"]
 ROUNDED_FORMS: dict[Arithmetic, tuple[Form, ...]] = {
     "int8": ("int8", "int4-g32", "int4-g64", "int4-g128"),
@@ -81,8 +81,8 @@ class Quantisation(Record):
     Others are computed in fp32."""
     attention_arithmetic: AttentionArithmetic | None = None
     """Of what attention of more than one token multiplies: queries, keys, values and shares; int8: of queries and
-    keys, and the others are rounded to bf16. None: bf16 where its matrices are of bf16 and multiplied so, else fp32.
-    Latent attention is always fp32."""
+    keys, and the others are whole numbers of more bits. None: bf16 where its matrices are of bf16 and multiplied so,
+    else fp32. Latent attention is always fp32."""
 
     cache: CacheForm = "fp32"
     """What keys and values are rounded to as they are kept."""

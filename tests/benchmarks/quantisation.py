@@ -281,7 +281,8 @@ REMARKS = """Each component in each form, beside the same model with all weights
 "by int8" what goes into a product is rounded to 8 bits, with a scale for each 32 inputs, in rows "by bf16" to bf16
 (`quantise.arithmetic`). Where attention is "by bf16", and in rows "with bf16 attention", what attention multiplies is
 rounded too (`quantise.attention_arithmetic`). In rows "with int8 attention" queries and keys are rounded to 8 bits, and
-the rest of attention to bf16.
+the rest of attention to bf16; since 30 November it is whole numbers, [which round
+less](../decisions/0029-int8-arithmetic.md).
 `all` is experts, dense blocks, attention and head together. The embedding, routers and norms stay fp32.
 
 - largest logit error: over all logits. One far above the RMS error is a token that went to other experts, for its

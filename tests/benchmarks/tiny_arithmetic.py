@@ -23,8 +23,9 @@ REMARKS = """The bundled model, trained on generated text (`joulebench train-tin
 trained on: the tasks of [tiny-arms](tiny-arms.md). An arm is named by the form of all its matrices. In an arm "by int8"
 or "by bf16" products took inputs rounded so (`quantise.arithmetic`). In bf16 attention of prompts did too, as it does
 "with bf16 attention" (`quantise.attention_arithmetic`). "With int8 attention" queries and keys were rounded to 8 bits
-there, and shares and values to bf16. The others computed in fp32, two of them with keys and values
-that are kept in 16 bits (`quantise.cache`). Reference: dropless in fp32. Bold: differs from it by a paired test
+there, and shares and values to bf16; since 30 November these are whole numbers, [which round
+less](../decisions/0029-int8-arithmetic.md). The others computed in fp32, two of them with keys and values that are kept
+in 16 bits (`quantise.cache`). Reference: dropless in fp32. Bold: differs from it by a paired test
 (McNemar's exact test, p < 0.05). KL and top 1 are against the reference on generated prose. The checkpoint's weights
 are bf16 already, so the arm bf16 holds the same numbers as the reference.
 
