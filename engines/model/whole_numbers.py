@@ -1,8 +1,8 @@
 """Shares and values as attention in int8 multiplies them: whole numbers, whose products for a block of keys are added
 in 32 bits. What the kernels' `ByteBlock` computes, in torch.
 
-Legend: M key/value heads, S tokens seen, from the first of the sequence on (kernels count blocks from there), V features
-of a value, G query heads of one key/value head, T query tokens.
+Legend: M key/value heads, S tokens seen, from the first of the sequence on (kernels count blocks from there), V
+features of a value, G query heads of one key/value head, T query tokens.
 """
 
 from __future__ import annotations
