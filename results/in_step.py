@@ -26,8 +26,12 @@ UNMET_SHARE = 0.5
 BY_CHANCE = 0.003
 """Renewals at any time leave so large a piece unmet in so few windows."""
 IN_STEP = " nearly in step"
-REGULAR = 0.5
-"""Of the readings' variance: requests that explain less of it are not what they show."""
+NOT_BY_CHANCE = 1.5
+"""Standard deviations of the share of the readings' variance that places in a request explain by chance. It is 1 over
+the root of their number (von Neumann 1941): of readings with noise requests explain the less, and are seen unevenly
+all the same. One window of 15 whose load follows no request is less certain for it."""
+ENOUGH = 0.5
+"""Of the readings' variance: requests that explain so much of it are what they show, of however few."""
 
 
 def uneven_w2(traces: Iterable[PowerTrace], completions: Sequence[Completion]) -> float:
@@ -41,7 +45,7 @@ def uneven_w2(traces: Iterable[PowerTrace], completions: Sequence[Completion]) -
         if len(phase) < FEWEST or len(phase) > 2 * len(starts_s):
             continue
         found = pattern_at(watts[is_within], phase)
-        if found is not None and found.share >= REGULAR:
+        if found is not None and found.share >= min(ENOUGH, NOT_BY_CHANCE / len(phase) ** 0.5):
             off_w += found.off_w2**0.5
     return off_w**2
 
