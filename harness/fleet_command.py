@@ -202,6 +202,8 @@ def status(
             fail(str(error), EXIT_BAD_PLAN)
         if state is None:
             fail(f"{of} is no run of a fleet; `joulebench fleet start PLAN --out {of}` makes one", EXIT_BAD_PLAN)
+    elif "/" in of and "://" not in of:
+        fail(f"{of}: no such folder; give the folder of a fleet's run, or its address as HOST:PORT", EXIT_BAD_PLAN)
     else:
         _need_dask()
         from pydantic import ValidationError

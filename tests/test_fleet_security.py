@@ -96,6 +96,8 @@ def test_a_worker_needs_a_device(tmp_path: Path) -> None:
     assert (twice.code, "named twice" in twice.stderr) == (2, True)
     alone = joulebench("fleet", "join", "127.0.0.1:1", "--device", "host", "--wait-s", "0")
     assert (alone.code, "no fleet at tcp://127.0.0.1:1" in alone.stderr) == (4, True)
+    status = joulebench("fleet", "status", str(tmp_path / "nope"))
+    assert (status.code, "no such folder; give the folder of a fleet's run" in status.stderr) == (2, True)
     status = joulebench("fleet", "status", str(tmp_path))
     assert (status.code, "is no run of a fleet" in status.stderr) == (2, True)
 
