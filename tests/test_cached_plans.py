@@ -54,10 +54,8 @@ def told(plan: DispatchPlan) -> tuple[int | None, int | None, list[int], int, li
     return plan.hits, plan.misses, waits, plan.transfers.n_bytes, plan.transfers.layer_M.tolist()
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("policy", "n_slots"), [("lru", 4), ("lru", 7), ("lfu", 5), ("lfu", 9), ("static", 1)])
-def test_shared_plans_hit_and_leave_what_plans_one_by_one_do(policy: str, n_slots: int, seed: int) -> None:
-    """`static` with one slot of its own in each layer: the four that all share are what most experts pass through."""
+def both_ways(policy: str, n_slots: int, seed: int) -> list[list[DispatchPlan]]:
+    """Plans one by one, and shared ones: they hit, cost and leave the same."""
     source = Skewed(seed)
     ids_LTK = source.ids_LTK(SIZES, N_PROMPT + N_DECODED)
     technique = built(policy, n_slots, source)
@@ -69,12 +67,28 @@ def test_shared_plans_hit_and_leave_what_plans_one_by_one_do(policy: str, n_slot
         )
         plans.append([plan for step in steps for plan in step.plans if plan is not None])
     assert [told(plan) for plan in plans[1]] == [told(plan) for plan in plans[0]]
-    assert len({id(plan) for plan in plans[1]}) < len({id(plan) for plan in plans[0]})
     assert slow.residency is not None
     assert fast.residency is not None
     assert fast.residency.is_as(slow.residency)
     for layer in range(1, L + 1):
         assert fast.residency.n_free("gpu", layer) == slow.residency.n_free("gpu", layer)
+    return plans
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("policy", "n_slots"), [("lru", 4), ("lru", 7), ("lfu", 5), ("lfu", 9), ("static", 1)])
+def test_shared_plans_hit_and_leave_what_plans_one_by_one_do(policy: str, n_slots: int, seed: int) -> None:
+    """`static` with one slot of its own in each layer: the four that all share are what most experts pass through."""
+    plans = both_ways(policy, n_slots, seed)
+    assert len({id(plan) for plan in plans[1]}) < len({id(plan) for plan in plans[0]})
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("policy", "n_slots"), [("lru", 1), ("lru", 3), ("lfu", 2)])
+def test_fewer_slots_than_a_token_has_experts_are_gone_through_as_in_plans_one_by_one(
+    policy: str, n_slots: int, seed: int
+) -> None:
+    both_ways(policy, n_slots, seed)
 
 
 def test_shared_slots_are_hit_where_few_experts_pass_through_them() -> None:

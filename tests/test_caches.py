@@ -275,6 +275,12 @@ def test_what_was_predicted_lies_there_when_it_is_called() -> None:
     ]  # fmt: skip
 
 
+def test_what_was_predicted_and_lies_there_is_not_fetched_again() -> None:
+    """The guess of 1 finds it in its slot; 3 was not there, and takes that of 2."""
+    steps = [(0, [0, 4], [1, 2]), (1, [1, 2], None), (0, [0, 4], [1, 3]), (1, [1, 3], None)]
+    assert prefetched("lru", 2, 2, steps)[2:] == [[(1, 3, 2)], []]
+
+
 def test_what_was_predicted_goes_for_nothing_else_that_was() -> None:
     """One slot a layer and two guesses: the first is fetched, the second waits until it is called."""
     assert prefetched("lfu", 1, 2, [(0, [1, 2], [3, 4]), (1, [3, 4], None)]) == [
