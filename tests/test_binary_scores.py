@@ -85,6 +85,7 @@ def test_scores_between_have_students_interval_and_no_end_outside_of_what_scores
     assert score_interval(-3.0, 0.5, 30, False) == pytest.approx(t.interval(0.95, 29, -3.0, 0.5))
     assert score_interval(0.95, 0.05, 4, True) == pytest.approx((t.interval(0.95, 3, 0.95, 0.05)[0], 1.0))
     assert score_interval(1.0, 0.0, 4, True) == wilson_interval(1.0, 4)
+    assert score_interval(0.5, 0.0, 4, True) == (0.5, 0.5), "halves are no shares of right answers"
     assert score_interval(2.0, 2.0, 4, False, True) == pytest.approx((0.0, t.interval(0.95, 3, 2.0, 2.0)[1]))
     assert score_interval(1.0, 0.0, 4, False) == (1.0, 1.0), "of a score that may be 37 nothing else is known"
 
