@@ -91,7 +91,7 @@ def stored_operations(parts: Mapping[str, Sequence[PowerTrace]]) -> StoredOperat
         moved_bytes = np.array([float(one.get(MOVED_BYTES, 0.0)) for one in listed])
         fitted = [one.get(FITTED) for one in listed]
         is_outside = np.array([np.nan if one is None else float(not one) for one in fitted])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TraceFileError(f"the list of operations cannot be read ({error})") from error
     if np.any((places < 0) | (places >= len(names))):
         raise TraceFileError(f"an operation is none of the {len(names)} that are listed")

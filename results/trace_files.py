@@ -150,7 +150,7 @@ def parts_of(content: bytes, told: str, only: str | None = None) -> dict[str, tu
                 trace = _described_trace(one, times_s[index == i], values[index == i])
                 found.setdefault(printable(one["part"]), []).append(trace)
         return {part: tuple(own) for part, own in found.items()}
-    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError, RecursionError) as error:
         raise TraceFileError(f"{told} is damaged ({error})") from error
 
 
@@ -188,7 +188,7 @@ def _read_metadata(path: Path, key: bytes) -> Any:
         return json.loads((pq.read_schema(path).metadata or {}).get(key, b"null"))
     except FileNotFoundError as error:
         raise TraceFileError(f"trace file {path} is missing") from error
-    except (OSError, pa.ArrowException, ValueError) as error:
+    except (OSError, pa.ArrowException, ValueError, RecursionError) as error:
         raise TraceFileError(f"trace file {path} is damaged ({error})") from error
 
 

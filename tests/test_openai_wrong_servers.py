@@ -35,6 +35,7 @@ OR_LATE = r"no (chunk|answer) in 0\.2 s|the answer broke off \(timed out\)"
 HOSTILE = "\x1b[2J" + "long words " * 200
 INTERNAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked"
+NESTED = b"HTTP/1.1 500 Bad\r\nContent-Length: 60000\r\n\r\n" + b"[" * 60000
 OLD_ERROR = piece(b'error: {"code":500,"message":"of llama-server: out of slots"}\n\n')
 
 
@@ -79,6 +80,7 @@ def wrong_answers(n: int) -> dict[str, tuple[Script, str]]:
         "no JSON": (stream(chunk(" a")).replace(b'{"choices"', b'["choices"', 1), "no JSON"),
         "hostile types": (stream({"choices": [{"text": ["a"]}]}), "text: must be a text"),
         "hostile counts": (stream(*good, end(), usage(n, -2)), "usage.completion_tokens: must be a count"),
+        "refused without end": (slowly([NESTED], 0), r"HTTP 500 Bad: \[\[\[\["),
         "nothing": (slowly([], 0), "ended the connection without an answer"),
     }
 

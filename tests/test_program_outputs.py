@@ -315,6 +315,19 @@ def test_a_program_that_prints_a_lot_is_read_in_a_moment(name: str, code: int, t
 
 
 @pytest.mark.parametrize(
+    ("program", "output"),
+    [
+        (LLAMA, printed("[\n" + "[" * 99_999 + "\n]\n")),
+        (MNN, printed(bench_json="[" * 99_999)),
+        (EXECUTORCH, printed("PyTorchObserver " + "[" * 99_999)),
+    ],
+)
+def test_brackets_without_end_are_no_result(program: Program, output: ProgramOutput) -> None:
+    with pytest.raises(ProgramError, match=r"no whole|cut short"):
+        program.figures(ASKED, [output] * len(program.calls(ASKED)))
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [("872.643962ms", 0.872643962), ("1.5s", 1.5), ("1m2.25s", 62.25), ("1h0m3s", 3603.0), ("12us", 12e-6)],
 )

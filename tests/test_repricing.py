@@ -305,7 +305,11 @@ def test_what_cannot_be_priced_again_is_refused() -> None:
     with pytest.raises(TraceFileError, match=ARRIVE):
         repriced(arrived, made.parts, OTHER)
     (kept,) = made.parts["window, raw"]
-    for damaged, why in ((replace(kept, basis="[{}]"), "cannot be read"), (replace(kept, basis="[]"), "none of the 0")):
+    for damaged, why in (
+        (replace(kept, basis="[{}]"), "cannot be read"),
+        (replace(kept, basis="[]"), "none of the 0"),
+        (replace(kept, basis="[" * 99_999), "cannot be read"),
+    ):
         with pytest.raises(TraceFileError, match=why):
             repriced(made.trial, {**made.parts, "window, raw": [damaged]}, OTHER)
 

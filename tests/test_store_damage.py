@@ -21,7 +21,7 @@ from results.report.html import html_text
 from results.run_frames import RunFrames
 from results.sealed_rows import seal_all
 from results.store import Store
-from results.trace_files import WINDOW, TraceFileError
+from results.trace_files import WINDOW, TraceFileError, read_marks, read_parts
 from results.trial_tables import request_frames
 from tests.run_builders import cell, power_trace, reading, trial
 from tests.store_checks import CELLS, INFO, POWER
@@ -342,6 +342,18 @@ def test_a_damaged_trace_costs_its_requests_their_joules_and_nothing_else(direct
     assert single.loc[0, "energy_method"] == "missing"
     assert single.loc[1, "energy_method"] == "integrated power"
     assert tables.energy(derived.run).equals(whole)
+
+
+def test_brackets_without_end_in_a_trace_file_are_damage(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, nested = tmp_path / "t.parquet", b"[" * 99_999
+    table = pa.table({"trace": [0], "time_s": [0.0], "value": [1.0]})
+    pq.write_table(table.replace_schema_metadata({b"joulebench": nested, b"joulebench marks": nested}), path)
+    for read in (read_parts, read_marks):
+        with pytest.raises(TraceFileError, match="is damaged"):
+            read(path)
 
 
 def test_traces_of_another_trial_are_not_taken_for_a_trials_own(directory: Path) -> None:

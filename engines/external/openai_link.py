@@ -191,7 +191,7 @@ class ServerLink:
             content = self._read(response, 1 << 16)
             try:
                 said = self._words(json.loads(content))
-            except ValueError:
+            except (ValueError, RecursionError):
                 said = self._told(content.decode(errors="replace"))
         self.close()
         where = response.headers.get("Location")

@@ -102,7 +102,7 @@ def _test(output: ProgramOutput) -> Mapping[str, Any]:
         first = lines.index("[")
         text = "\n".join(lines[first : lines.index("]", first) + 1])
         [test] = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProgramError(f"{NAME} printed no whole result ({error}){said_last(output)}") from error
     if not isinstance(test, Mapping):
         raise ProgramError(f"{NAME} printed no result{said_last(output)}")

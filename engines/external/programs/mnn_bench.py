@@ -105,7 +105,7 @@ def speeds(lengths: Lengths, prefill_tps: object, decode_tps: object) -> Figures
 def _told(output: ProgramOutput) -> Mapping[str, Any]:
     try:
         told = json.loads(output.files.get(JSON_FILE, ""))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProgramError(f"{NAME} wrote no whole {JSON_FILE} ({error}){said_last(output)}") from error
     if not isinstance(told, Mapping):
         raise ProgramError(f"{NAME} wrote no result into {JSON_FILE}{said_last(output)}")

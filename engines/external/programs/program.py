@@ -246,7 +246,7 @@ def last_told(program: str, lines: Iterable[str], head: str, output: ProgramOutp
     found = [line.partition(head)[2] for line in lines if head in line]
     try:
         told = json.loads(found[-1]) if found else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProgramError(f"{program}: its line {head.strip()} was cut short ({error})") from error
     if not isinstance(told, Mapping):
         raise ProgramError(f"{program} printed no line {head.strip()}{said_last(output)}")
