@@ -22,15 +22,17 @@ from results.energy import MeterEnergy, energy_between
 from results.idle import idle_baseline
 from results.in_step import uneven_w2
 from results.intervals import Interval, joined, outside
+from results.long_ticks import LongTick, long_ticks, told
 from results.peak_power import p90_power
 from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
+from results.rest import MAX_STILL_SIGMA
 from results.slow_gauges import SlowGauge, slow_gauge
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 
 ARITHMETIC: Final = (
     "charge", "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "in_step", "intervals",
-    "jumps", "liveness", "living", "load_edges", "peak_power", "regular", "renewal", "rest", "slow_gauges", "spikes",
-    "time_means", "uncertainty",
+    "jumps", "liveness", "living", "load_edges", "long_ticks", "peak_power", "regular", "renewal", "rest",
+    "slow_gauges", "spikes", "time_means", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
@@ -67,6 +69,7 @@ def energies_of(
     intervals = phase_intervals(completions, window)
     moved = [phase_intervals(one, window) for one in moved_edges(completions)]
     slow = SlowGauges(own, intervals)
+    late = LongTicks(own, completions)
     readings: list[EnergyReading] = []
     baselines: list[IdleBaseline] = []
     for meter in dict.fromkeys(t.meter for t in own):
@@ -91,7 +94,10 @@ def energies_of(
                 MeterEnergy(own, meter, c, of_load=True).between(intervals["all"], "all", moved=all_moved)
                 for c in components
             ]
-    readings = [slow.widened(_unevenly_met(r, own, completions), intervals[r.phase]) for r in readings]
+    readings = [
+        late.widened(slow.widened(_unevenly_met(r, own, completions), intervals[r.phase]), intervals[r.phase])
+        for r in readings
+    ]
     return TrialEnergies(tuple(readings), tuple(baselines))
 
 
@@ -123,6 +129,32 @@ class SlowGauges:
         return _less_certain(reading, off).model_copy(update={"remark": remark})
 
 
+class LongTicks:
+    """Charge counters of a trial that stood still while its requests ran: what they may have lost."""
+
+    def __init__(self, traces: Sequence[PowerTrace], completions: Sequence[Completion]) -> None:
+        busy = _spans(completions)
+        self._found: list[tuple[PowerTrace, list[LongTick]]] = [
+            (trace, found) for trace in traces if (found := long_ticks(trace, busy))
+        ]
+
+    def widened(self, reading: EnergyReading, spans: Sequence[Interval]) -> EnergyReading:
+        """spans: of the reading. None of its joules where more may be lost than is a measurement's."""
+        is_total = reading.component == "total"
+        for trace, ticks in self._found:
+            own = trace.additive if is_total else trace.component == reading.component
+            inside = [tick for tick in ticks if tick.within(spans) > 0]
+            if reading.energy_j is None or trace.meter != reading.meter or not own or not inside:
+                continue
+            # What stops a counter once stops it again: they err together.
+            off_j = math.fsum(tick.hidden_j * tick.within(spans) for tick in inside) / math.sqrt(3)
+            if off_j > MAX_STILL_SIGMA * reading.energy_j:
+                return _without_joules(reading, f"{told(trace, inside)} (measure again)")
+            remark = "; ".join(filter(None, [reading.remark, told(trace, inside)]))
+            reading = _less_certain(reading, off_j).model_copy(update={"remark": remark})
+        return reading
+
+
 def _unevenly_met(
     reading: EnergyReading, traces: Sequence[PowerTrace], completions: Sequence[Completion]
 ) -> EnergyReading:
@@ -137,6 +169,15 @@ def _unevenly_met(
     if off_w2 == 0 or _set_aside(completions):
         return reading
     return _less_certain(reading, math.sqrt(off_w2) * reading.duration_s)
+
+
+def _without_joules(reading: EnergyReading, reason: str) -> EnergyReading:
+    kept = EnergyReading(
+        phase=reading.phase, meter=reading.meter, component=reading.component, method=reading.method,
+        duration_s=reading.duration_s, reason=reason,
+    )  # fmt: skip
+    has_p90 = reading.p90_power_w is not None or reading.p90_power_reason is not None
+    return kept.model_copy(update={"p90_power_reason": f"P90 power: {reason}"}) if has_p90 else kept
 
 
 def _less_certain(reading: EnergyReading, off: float) -> EnergyReading:
@@ -162,12 +203,14 @@ class RequestEnergies:
         """completions: all of the trial, which tell how slowly a gauge follows."""
         self._energy = MeterEnergy(traces, meter, of_load=True)
         self._slow = SlowGauges(traces, phase_intervals(completions, (0.0, 0.0)))
+        self._late = LongTicks(traces, completions)
 
     def of(self, requests: Sequence[Completion]) -> EnergyReading:
         """Of some of them together."""
         spans = _spans(requests)
         moved = [_spans(one) for one in moved_edges(requests)]
-        return self._slow.widened(self._energy.between(spans, "all", moved=moved), spans)
+        found = self._slow.widened(self._energy.between(spans, "all", moved=moved), spans)
+        return self._late.widened(found, spans)
 
 
 def _spans(requests: Sequence[Completion]) -> list[Interval]:
