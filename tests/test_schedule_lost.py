@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.schedule.entries import Book
+from harness.schedule.due import run_due, sha256_of
+from harness.schedule.entries import Book, Kept, Progress, Unfinished
 from harness.schedule.world import RealWorld
+from results.database import DATABASE
 from results.trials import Failure, Trial
 from tests.fakes.schedule_world import START, FakeWorld, Killed, book_with, entry, one_pass
 from tests.histories import made_trial, write_run
+from tests.plans import raw_plan, write_plan
 from tests.run_builders import cell, trial
 
 
@@ -69,6 +72,53 @@ def test_a_run_whose_trials_failed_by_themselves_is_over(tmp_path: Path, world: 
     assert [one.code for one in one_pass(book, world)] == [5]
     assert one_pass(book, world) == []
     assert world.resumed == []
+
+
+@pytest.mark.parametrize("begins", [5, -9])
+def test_what_a_plan_names_and_is_away_at_a_resume_gives_up_no_run(
+    tmp_path: Path, world: FakeWorld, begins: int
+) -> None:
+    """A server that is not up yet after the computer started anew: the run was closed as one that cannot go on."""
+    book = book_with(tmp_path, entry())
+    world.codes = [begins, "away", "away"]
+    one_pass(book, world)
+    for _ in range(2):
+        [happened] = one_pass(book, world)
+        assert (happened.kind, happened.code, happened.words) == ("failed", 2, "no server answers; it stays due")
+    assert len(world.told) == 2, "each reason once"
+    assert [one.kind for one in one_pass(book, world)] == ["done"]
+    assert len(world.begun) == 1
+
+
+def unfinished(book: Book, tmp_path: Path) -> tuple[Path, Unfinished]:
+    """An entry whose run was begun, with a program as an engine; its database holds nothing."""
+    program, model = tmp_path / "llama-bench", tmp_path / "model.gguf"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    model.write_bytes(b"GGUF")
+    arm = {"name": "bench", "runs": "llama-bench", "program": str(program), "model_file": str(model), "threads": 1}
+    lengths = {"name": "fixed_lengths", "prompt_tokens": 8, "new_tokens": 2, "limit": 1}
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(engine=[arm], workload=[lengths]))
+    own = entry(plan=str(plan), plan_sha256=sha256_of(plan), folder=str(tmp_path), out=str(tmp_path / "runs"))
+    folder = own.run_folder(0)
+    folder.mkdir(parents=True)
+    (folder / DATABASE).touch()
+    begun = Unfinished(number=0, folder=str(folder), plan_sha256=own.plan_sha256, begun_at=own.rhythm.first)
+    with book.lock(own.name):
+        book.write(Kept(entry=own, progress=Progress(unfinished=begun)))
+    return program, begun
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_run_is_closed_where_it_is_refused_and_not_where_its_plan_is(tmp_path: Path, is_there: bool) -> None:
+    book = Book(tmp_path)
+    program, _ = unfinished(book, tmp_path)
+    if not is_there:
+        program.unlink()
+    [happened] = run_due(book, RealWorld(tmp_path, book, lambda text: None), lambda one: None)
+    assert (happened.kind, happened.code) == ("failed", 2)
+    assert ("llama-bench" in happened.words) == (not is_there)
+    assert (book.read("night").progress.unfinished is None) == is_there
 
 
 def failed(lost: bool) -> Trial:

@@ -49,10 +49,12 @@ INTERRUPTED_CODES = tuple(128 + number for number in (signal.SIGHUP, signal.SIGI
 
 
 class Ended(NamedTuple):
-    """How a run's process ended. why: its own last word of an error."""
+    """How a run's process ended. why: its own last word of an error. of_plan: the plan was refused, and no run that was
+    begun: what it names may be there later."""
 
     code: int
     why: str = ""
+    of_plan: bool = False
 
 
 class NotNowError(Exception):
@@ -271,7 +273,7 @@ def _run(book: Book, world: World, entry: Entry, progress: Progress, due: Due, d
         yield _owed(book, world, entry, progress, f"{why}; {MEASURED_AGAIN}: {folder}", ended.code)
     elif ended.code in ENDED_CODES:
         yield _closed(book, world, entry, progress, begun, why if ended.code else None, ended.code)
-    elif ended.code in NOT_BEGUN_CODES or (ended.code == EXIT_BAD_PLAN and not resume):
+    elif ended.code in NOT_BEGUN_CODES or (ended.code == EXIT_BAD_PLAN and (ended.of_plan or not resume)):
         yield _owed(book, world, entry, progress, why, ended.code)
     elif ended.code == EXIT_BAD_PLAN or crashes + 1 >= MAX_CRASHES:
         times = "" if ended.code == EXIT_BAD_PLAN else f"{crashes + 1} times in a row: "

@@ -129,6 +129,8 @@ class RealWorld:
             raise
         if process.returncode == EXIT_BAD_PLAN and (why := _no_room(folder, True)) is not None:
             return Ended(EXIT_NOT_WRITTEN, why)  # it ended as one that is refused does, and can go on
+        if resume and process.returncode == EXIT_BAD_PLAN and (why := _refused(entry)) is not None:
+            return Ended(EXIT_BAD_PLAN, why, of_plan=True)
         return Ended(process.returncode, _last_error(log, start, process.returncode))
 
     def _follow(self, process: subprocess.Popen[bytes], log: Path, start: int) -> None:
@@ -171,13 +173,27 @@ def environment_of(entry: Entry) -> dict[str, str]:
 
 
 def command_of(entry: Entry, folder: Path, resume: bool) -> list[str]:
+    resuming = ["--resume"] if resume else []
+    return [*own_module("joulebench"), "run", *_plan_words(entry), f"--out={folder}", *resuming]
+
+
+def _plan_words(entry: Entry) -> list[str]:
     return [
-        *own_module("joulebench"), "run", entry.plan, f"--out={folder}",
-        *(["--resume"] if resume else []),
+        entry.plan,
         *(f"--set={setting}" for setting in entry.settings),
         *(f"--device={name}" for name in entry.devices),
         *(["--allow-code"] if entry.allow_code else []),
-    ]  # fmt: skip
+    ]
+
+
+def _refused(entry: Entry) -> str | None:
+    """What is wrong with the plan itself now, as where a server is away. A run says no more of it than its code."""
+    checked = subprocess.run(
+        [*own_module("joulebench"), "plan", "check", *_plan_words(entry)],
+        stdin=subprocess.DEVNULL, capture_output=True, cwd=entry.folder, env=environment_of(entry), check=False,
+    )  # fmt: skip
+    said = checked.stderr.decode(errors="replace")
+    return _error_of(said, EXIT_BAD_PLAN) or "it is refused" if checked.returncode == EXIT_BAD_PLAN else None
 
 
 def asked_devices(entry: Entry) -> tuple[list[str], Gates]:
@@ -200,16 +216,22 @@ def asked_devices(entry: Entry) -> tuple[list[str], Gates]:
     return [name for name in dict.fromkeys(found) if isinstance(name, str)], Gates(**limits)
 
 
+def _error_of(said: str, code: int, log: Path | None = None) -> str | None:
+    """The first problem of a plan, of others the last. log: where all stand."""
+    errors = [line.removeprefix(ERROR) for line in said.splitlines() if line.startswith(ERROR)]
+    where = "" if log is None else f": {log}"
+    more = f" (and {len(errors) - 1} more{where})" if len(errors) > 1 else ""
+    return f"{errors[0 if code == EXIT_BAD_PLAN else -1]}{more}" if errors else None
+
+
 def _last_error(log: Path, start: int, code: int) -> str:
     """What a run said last of why it failed."""
     with log.open("rb") as written:
         written.seek(0, os.SEEK_END)
         written.seek(max(start, written.tell() - LAST_WORDS_BYTES))
-        lines = written.read().decode(errors="replace").splitlines()
-    errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    if errors:
-        more = f" (and {len(errors) - 1} more: {log})" if len(errors) > 1 else ""
-        return f"{errors[0 if code == 2 else -1]}{more}"
+        said = written.read().decode(errors="replace")
+    if (error := _error_of(said, code, log)) is not None:
+        return error
     if code < 0:
         with suppress(ValueError):
             return f"it was ended by {signal.Signals(-code).name}"

@@ -70,6 +70,8 @@ class FakeWorld:
         # `joulebench run` refuses both: to begin where there is a run, and to go on where there is none.
         assert resume == (folder in self.trials)
         code = self.codes.pop(0) if self.codes else 0
+        if code == "away":
+            return Ended(2, "no server answers", of_plan=True)
         if code in (2, 4):
             return Ended(code, "no")  # type: ignore[arg-type]
         if not resume:
