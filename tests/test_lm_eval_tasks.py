@@ -305,6 +305,21 @@ def test_rows_of_no_or_an_unknown_subject_are_refused(tmp_path: Path) -> None:
         MMLU(MMLUParameters(subjects=("alchemy",)), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        *(({"choices": choices}, "choices must be a list of four texts") for choices in ("abcd", ["a"] * 3, ["a"] * 5)),
+        ({"choices": ["a", "b", "c", 4]}, "choices must be a list of four texts"),
+        *(({"answer": answer}, "answer must be a position from 0 to 3") for answer in (-1, 4, "B", True)),
+    ],
+)
+def test_mmlu_rows_that_could_not_be_scored_are_named(tmp_path: Path, wrong: dict[str, Any], complaint: str) -> None:
+    good = mmlu({"anatomy": 1})[0]
+    path = write_rows(tmp_path / "mmlu" / "test.jsonl", [*(good | {"answer": i} for i in range(4)), good | wrong])
+    with pytest.raises(WorkloadError, match=f"{path}:5: {complaint}"):
+        MMLU(MMLUParameters(num_fewshot=0), tmp_path).requests(TOKENIZER, LONG)
+
+
 def test_a_task_without_a_sample_says_where_its_data_may_be() -> None:
     with pytest.raises(WorkloadError, match=r"no sample of its test split.*JOULEBENCH_DATA.*gsm8k/test\.jsonl"):
         TaskBenchmark(gsm8k.GSM8K, BenchmarkParameters(), None).requests(TOKENIZER, LONG)
