@@ -254,3 +254,4 @@ def test_a_damaged_entry_stops_no_other(tmp_path: Path, world: FakeWorld) -> Non
     (tmp_path / "schedule" / "a.json.before").unlink(missing_ok=True)
     happened = one_pass(book, world)
     assert [(one.name, one.kind, one.code) for one in happened] == [("a", "failed", 2), ("b", "done", 0)]
+    assert happened[0].words.startswith(f"{tmp_path}/schedule/a.json cannot be read"), "its name is told before it"

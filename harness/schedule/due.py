@@ -184,7 +184,8 @@ def _oldest(book: Book, world: World, seen: set[str]) -> tuple[str | None, list[
             kept = _after_a_clock_set_back(book, world, name)
         except EntryError as error:
             seen.add(name)
-            broken.append(Happened(name, "failed", str(error), EXIT_BAD_PLAN))
+            words = str(error).removeprefix(f"{name}: ")  # which stands before what happened to an entry
+            broken.append(Happened(name, "failed", words, EXIT_BAD_PLAN))
             continue
         if (found := due_of(kept.entry, as_of(kept, world), now)) is not None:
             due.append((kept.entry.rhythm.at(found.number), name))

@@ -134,6 +134,8 @@ def _plain(figure: Figure, is_log: bool) -> tuple[float, float]:
 def of_one_sitting(cell: CellPoint, figure: Figure, anchor: CellPoint, base: Figure) -> tuple[Figure, Figure] | None:
     """Both figures, without repeats of which one is of another sitting than the other: what changed meanwhile is in
     their ratio. None where no other is left."""
+    if cell.sittings == anchor.sittings:  # of most runs, whose figures are many
+        return figure, base
     both = figure.values.keys() & base.values.keys()
     together = {i for i in both if cell.sittings.get(i, 0) == anchor.sittings.get(i, 0)}
     if together == both:
