@@ -44,6 +44,13 @@ def test_accuracy_changes_by_what_mcnemar_says_of_the_same_samples() -> None:
     assert (found["reference"], found["standard_error"], found["n_of"]) == ("exact", pytest.approx(0.1), "samples")
 
 
+def test_a_reference_with_nothing_right_has_a_change_and_no_percent() -> None:
+    found = row(two_arms("0" * N, "1" * 9 + "0" * 11), "tiers", "acc")
+    assert found["change"] == pytest.approx(9 / N)
+    assert found["p"] == pytest.approx(mcnemar(n10=0, n01=9, n=N).p)
+    assert pd.isna(found["change_percent"])
+
+
 def test_joules_are_compared_repeat_by_repeat() -> None:
     """8 tokens; differences of the windows -3, -2.9, -2.8 J."""
     found = row(two_arms("10", "10"), "tiers", "energy_per_token")

@@ -143,12 +143,22 @@ def test_truncated_archive_is_an_error_and_not_a_shorter_data_set(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [{"label": ""}, {"label": "2"}, {"endings": ["one"]}, {"endings": "text"}, {"endings": ["one", " "]}, {"ctx_a": 3}],
+    ("bad", "words"),
+    [
+        *(({"label": label}, "label must be the position of one of 2 endings") for label in ("", "2", -1)),
+        *(
+            ({"label": 0, "endings": endings}, "endings must be a list of at least two texts, none of them empty")
+            for endings in (["one"], [], "text", ["one", " "], ["one", 2])
+        ),
+        ({"ctx_a": 3}, "ctx_a"),
+    ],
 )
-def test_hellaswag_values_that_could_not_be_scored_are_refused(tmp_path: Path, bad: dict[str, object]) -> None:
+def test_hellaswag_values_that_could_not_be_scored_are_refused(
+    tmp_path: Path, bad: dict[str, object], words: str
+) -> None:
+    """One ending alone would always be right."""
     write(tmp_path, json.dumps(ITEM | bad))
-    assert next(iter(bad)) in complaint(tmp_path)
+    assert words in complaint(tmp_path)
 
 
 def test_the_other_boolq_schema_is_told_apart(tmp_path: Path) -> None:
