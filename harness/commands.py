@@ -89,13 +89,7 @@ def start(
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    level = logging.INFO if verbose else logging.WARNING
-    log_to_terminal(level)
-    if not verbose:
-        # It warns of every vendor's library that is absent, which `devices` says in its own words.
-        logging.getLogger("zeus").setLevel(logging.ERROR)
-        # A first start compiles, and says so.
-        logging.getLogger("engines.kernels.library").setLevel(logging.INFO)
+    log_to_terminal(logging.INFO if verbose else logging.WARNING)
 
 
 @app.command()

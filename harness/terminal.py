@@ -326,7 +326,12 @@ class PrintableLog(logging.Formatter):
         return "\n".join(map(printable, super().formatException(ei).splitlines()))
 
 
-def log_to_terminal(level: int) -> None:
-    logging.basicConfig(level=level, format=LOG_FORMAT)
+def log_to_terminal(level: int, form: str = LOG_FORMAT) -> None:
+    logging.basicConfig(level=level)
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(PrintableLog(LOG_FORMAT))
+        handler.setFormatter(PrintableLog(form))
+    if level > logging.INFO:
+        # It warns of every vendor's library that is absent, which `devices` says in its own words.
+        logging.getLogger("zeus").setLevel(logging.ERROR)
+        # A first start compiles, and says so.
+        logging.getLogger("engines.kernels.library").setLevel(logging.INFO)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,3 +128,30 @@ def test_digits_of_a_number_beside_a_power_of_ten(n: int) -> None:
     """10^n - 1 is n nines, and 10^n a one and n noughts."""
     power = 10**n
     assert [n_digits(one) for one in (power - 1, power, power + 1, 1 - power)] == [n, n + 1, n + 1, n]
+
+
+WORKER = """
+import logging, sys
+from harness.fleet import dask_worker
+
+async def work(asked):
+    logging.getLogger("devices.android").warning("Phone%s", asked.device)
+    logging.getLogger("zeus.device.gpu.amd").warning("a vendor's library is not here")
+    return 0
+
+class Side:
+    def close(self, is_over): pass
+
+dask_worker.work = work
+dask_worker.main(Side())
+"""
+
+
+def test_a_worker_of_a_fleet_logs_as_every_command_does(tmp_path: Path) -> None:
+    """It set up its log by itself: what a phone said went to the terminal as it was, and Zeus told of vendors."""
+    asked = json.dumps({"address": "tcp://127.0.0.1:1", "device": HOSTILE, "wait_s": 1.0, "folder": str(tmp_path)})
+    done = subprocess.run([sys.executable, "-c", WORKER, asked], capture_output=True, text=True, timeout=60, check=True)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Phone")
+    assert r"\x1b[2J" in line
+    assert not controls(line)

@@ -21,6 +21,7 @@ from harness.fleet.dask_settings import PAGES, SERIAL, TOPIC, resource_of, settl
 from harness.fleet.security import HOST, Tls, read_address, security_of
 from harness.fleet.worker_side import Say, WorkerSide
 from harness.interrupts import count_stops
+from harness.terminal import log_to_terminal
 from results.printable import with_colon
 from results.records import Record
 
@@ -145,7 +146,7 @@ def _short(error: BaseException) -> str:
 
 
 def main(side: Side) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    log_to_terminal(logging.WARNING, "%(message)s")
     asked = WorkerAsked.model_validate_json(sys.argv[1])
     _side.append(side)
     count_stops()
