@@ -14,6 +14,7 @@ from results.history.index import open_history
 from results.history.marks import mark
 from results.history.regress import Asked, regress
 from tests.command import joulebench
+from tests.compared_runs import between, row
 from tests.histories import judged, made_trial, slower, write_history, write_run
 from tests.run_builders import ENVIRONMENT, cell, failed
 
@@ -55,6 +56,18 @@ def test_a_change_below_what_counts_passes(tmp_path: Path) -> None:
     assert judged(tmp_path)["b"].verdict == "REGRESSION"
     one = judged(tmp_path, least=0.03)["b"]
     assert (one.verdict, "is below what counts" in one.reason) == ("PASS", True)
+
+
+def test_a_score_that_changed_is_told_of_its_samples_alone(tmp_path: Path) -> None:
+    """One other answer of 40 is a level of its own for certain. By McNemar's test it says nothing of other samples."""
+    for day in range(16):
+        right = [1.0] * 39 + [float(day < 8)]
+        trials = [made_trial("c1", i, 1.0, right=right) for i in range(2)]
+        write_run(tmp_path / f"run{day:03d}", [cell("c1", engine="a", label="a")], trials, day)
+    one = judged(tmp_path, "acc")["a"]
+    assert (one.verdict, one.change) == ("REGRESSION", pytest.approx(-1 / 40))
+    assert "of these 40 samples, whatever others would say: `joulebench compare` tests that" in one.reason
+    assert row(between(tmp_path / "run000", tmp_path / "run015"), "acc").verdict == "not certain"
 
 
 def test_an_anchor_takes_the_drift_of_the_machine_out(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ PHASES_TOLD = {"throughput", "energy_per_token"}
 class Figure(Record):
     """One metric of one cell of one run. values: by repeat, of the trials that count. meter_error: relative standard
     uncertainty that repeats do not narrow; whole_error: with what the meter shares over all its windows, None where it
-    states none. n_samples, sampling_error: of a score."""
+    states none. n_samples: of a score."""
 
     metric: str
     phase: Phase | None

@@ -42,6 +42,7 @@ NONE_COUNTS: Final = "no trial of it counts"
 OF_ONE_LEVEL: Final = "noise of runs of one level"
 IS_GONE: Final = "the arm is not in it"
 UNFINISHED: Final = "it has not come to its end"
+OF_THESE: Final = "of these {n} samples, whatever others would say: `joulebench compare` tests that"
 DISCOVERY_RATE: Final = 0.01
 LEAST_PERCENT: Final = 0.5
 MOST_NOISE_PERCENT: Final = 5.0
@@ -337,7 +338,8 @@ class _Line:
         change = found.change or 0.0
         shown = found.series.shown
         if found.p is not None and found.p < P_VALUE and abs(change) >= max(least, floor):
-            return replace(found, verdict="REGRESSION" if found.is_worse else "IMPROVED", reason=how)
+            of = f"; {OF_THESE.format(n=self._figure.n_samples)}" if self._figure.kind == "accuracy" else ""
+            return replace(found, verdict="REGRESSION" if found.is_worse else "IMPROVED", reason=f"{how}{of}")
         if floor > self._asked.most_noise:
             return replace(
                 found, reason=f"too much noise: only a change above {shown(floor)} would show ({how})".replace("+", "")
