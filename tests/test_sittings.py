@@ -105,3 +105,23 @@ def test_changes_beside_the_accuracy_and_of_compare_have_the_same_pairs() -> Non
     assert {(row.verdict, row.reason) for row in rows if row.first.kind in ("time", "energy")} == {
         ("not tested", APART)
     }
+
+
+@pytest.mark.parametrize(
+    ("later", "pairs"),
+    [
+        # By workload, the repeats whose pair is of two sittings: one in all is held by the interval of all pairs.
+        (((), ()), ((0, 1, 2), (0, 1, 2))),
+        (((2,), ()), ((0, 1, 2), (0, 1, 2))),
+        (((2,), (0,)), ((0, 1), (1, 2))),
+        (((0, 2), ()), ((1,), (0, 1, 2))),
+        (((0, 1, 2), (1,)), ((), (0, 2))),
+    ],
+)
+def test_pairs_of_two_sittings_are_counted_over_all_workloads_of_a_ratio(
+    later: Sequence[Sequence[int]], pairs: Sequence[Sequence[int]]
+) -> None:
+    repeats = [range(3)] * 2
+    own = [dict.fromkeys(range(3), 0) for _ in later]
+    other = [{i: int(i in of_workload) for i in range(3)} for of_workload in later]
+    assert [tuple(kept) for kept in pairs_that_count(repeats, own, other)] == list(pairs)
