@@ -109,6 +109,10 @@ class LoseAnything(FakeWorld):
         self.may_die()
         return self.digest
 
+    def has_lost(self, folder: Path) -> bool:
+        self.may_die()
+        return self.chance.random() < 0.5
+
     def run(self, entry: Entry, folder: Path, resume: bool) -> Ended:
         self.may_die()
         if self.chance.random() < self.deadly:
