@@ -24,6 +24,8 @@ REPEATS_OFTEN = 0.1
 """The share of updates from which a gauge is coarse: it may repeat a constant load's value for long."""
 FEWEST_REPEATS = 4
 """Among few updates fewer are chance, and make none coarse whose values usually differ by more than `SAME_STEPS`."""
+RESTS = 0.5
+"""The share of updates that repeat one from which the load of so much power has no noise."""
 LEAP_SHARE, BY_CHANCE_AT_LEAP = 0.1, 0.1
 """The same of a value that ends with a leap of the load by so much: of the leaps of one window in ten."""
 LATE_SIGMAS, APART_SIGMAS, FEWEST_LATE, MOST_LATE = 4.0, 2.0, 4, 0.01
@@ -117,9 +119,27 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
         at_leap = 1 + float(np.log(BY_CHANCE_AT_LEAP / leaps.sum()) / np.log(repeats))
         # Of longer runs the values on both sides bound nothing, and the leap alone is no reason to give up a window.
         unsure |= leaps & (n_updates > at_leap - 0.5) & (n_updates <= GAP_UPDATES + 0.5)
+    unsure &= ~_rests(shown, begins, n_updates, unsure)
     late = _late(shown_w, leaps, np.maximum(1.0, np.round(n_updates))) if leaps.any() else leaps
     columns = (begins, ends, start_s, end_s, unsure | late, late)
     return [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _rests(shown: Array, begins: NDArray[np.intp], n_updates: Array, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which of the values [runs] that are asked for stand for no longer than others like them do by chance.
+
+    A phone at rest may show one value for as long as it rests, and none twice under a load that has noise.
+    """
+    found = np.zeros(len(begins), dtype=np.bool_)
+    values, least = shown[begins], SAME_STEPS * smallest_step(shown)
+    for i in np.flatnonzero(asked).tolist():
+        is_near = np.abs(values - values[i]) <= max(least, SAME_SHARE * abs(values[i]))
+        is_near[i] = False
+        usual = np.maximum(1.0, np.round(n_updates[is_near]))
+        repeats = float(((usual - 1).sum() + 1) / (usual.sum() + 2))
+        n_likely = 1 + float(np.log(BY_CHANCE / max(1.0, n_updates.sum())) / np.log(repeats))
+        found[i] = repeats > RESTS and n_updates[i] <= n_likely - 0.5
+    return found
 
 
 def _late(shown_w: Array, leaps: NDArray[np.bool_], n_updates: Array) -> NDArray[np.bool_]:

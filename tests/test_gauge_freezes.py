@@ -14,8 +14,10 @@ from devices.android.raw_gauge import raw_traces
 from devices.base import Channel
 from devices.ios.battery import RAW
 from devices.ios.battery import power_of as iphone_power
+from results.derivation import energies_of, phase_intervals
 from results.energy import energy_between
-from results.records import EnergyReading
+from results.records import Completion, EnergyReading, PowerTrace
+from results.trace_files import WINDOW
 from tests.fakes.instruments import END_S, GAUGE_UPDATE_S, INTERVAL_S, START_S, UA_STEP, WAVEFORMS, gauge_log
 from tests.fakes.waveforms import Array, StepPower
 
@@ -204,9 +206,36 @@ def renewals_s(power: StepPower, rng: np.random.Generator, how: str) -> Array:
     return np.asarray(found)
 
 
+def requests_read(
+    power: StepPower,
+    rng: np.random.Generator,
+    how: str,
+    idle_flicker_a: float,
+    load_flicker_a: float = 5e-4,
+    step_ua: float = UA_STEP,
+) -> PowerTrace:
+    shown_s = renewals_s(power, rng, how)
+    watts = power.power_w(shown_s)
+    flicker_a = rng.normal(0.0, 1.0, len(shown_s)) * np.where(watts > 1.0, load_flicker_a, idle_flicker_a)
+    current_ua = np.round((watts / VOLTS + flicker_a) * 1e6 / step_ua) * step_ua
+    at_s = np.cumsum(rng.uniform(0.5, 1.5, 1300) * INTERVAL_S)
+    values = current_ua[np.searchsorted(shown_s, at_s, side="right") - 1]
+    raw = [
+        Channel(name, "raw", additive=False, note="").trace("battery", "battery gauge", at_s, own, INTERVAL_S)
+        for name, own in (("current", -values), ("voltage", np.full(len(at_s), VOLTS * 1e6)))
+    ]
+    return phone_power(raw, Calibration(-1, 1e-6, 1e-6), Channel("battery", "held", relative_accuracy=0.012))
+
+
 @pytest.mark.parametrize(
     ("how", "idle_flicker_a", "no_energy", "most_off"),
-    [("held", 5e-4, 20, 0), ("at once", 5e-4, 0, 1), ("at once", 1e-4, 1, 1), ("irregular", 5e-4, 1, 1)],
+    [
+        ("held", 5e-4, 20, 0),
+        ("at once", 5e-4, 0, 1),
+        ("at once", 1e-4, 1, 1),
+        ("at once", 0.0, 0, 1),
+        ("irregular", 5e-4, 1, 1),
+    ],
 )
 def test_a_gauge_that_work_keeps_waiting_has_no_energy(
     how: str, idle_flicker_a: float, no_energy: int, most_off: int
@@ -216,17 +245,7 @@ def test_a_gauge_that_work_keeps_waiting_has_no_energy(
     for seed in range(20):
         rng = np.random.default_rng(seed)
         power = requests(rng)
-        shown_s = renewals_s(power, rng, how)
-        watts = power.power_w(shown_s)
-        flicker_a = rng.normal(0.0, 1.0, len(shown_s)) * np.where(watts > 1.0, 5e-4, idle_flicker_a)
-        current_ua = np.round((watts / VOLTS + flicker_a) * 1e6 / UA_STEP) * UA_STEP
-        at_s = np.cumsum(rng.uniform(0.5, 1.5, 1300) * INTERVAL_S)
-        values = current_ua[np.searchsorted(shown_s, at_s, side="right") - 1]
-        raw = [
-            Channel(name, "raw", additive=False, note="").trace("battery", "battery gauge", at_s, own, INTERVAL_S)
-            for name, own in (("current", -values), ("voltage", np.full(len(at_s), VOLTS * 1e6)))
-        ]
-        taken = phone_power(raw, Calibration(-1, 1e-6, 1e-6), Channel("battery", "held", relative_accuracy=0.012))
+        taken = requests_read(power, rng, how, idle_flicker_a)
         reading = energy_between([taken], [(5.0, 60.0)], "all", "battery")
         without += reading.energy_j is None
         if reading.energy_j is not None:
@@ -234,3 +253,50 @@ def test_a_gauge_that_work_keeps_waiting_has_no_energy(
             off += abs(reading.energy_j - power.energy_j(5.0, 60.0)) > 2 * reading.uncertainty_j
     assert (without >= no_energy) if how == "held" else (without <= no_energy)
     assert off <= most_off
+
+
+@pytest.mark.parametrize("step_ua", [UA_STEP, 1000.0])
+@pytest.mark.parametrize("load_flicker_a", [5e-4, 5e-3])
+def test_a_phone_that_shows_one_value_as_long_as_it_rests_has_its_joules(load_flicker_a: float, step_ua: float) -> None:
+    """17 to 20 of 20 windows had none: a gauge that has noise under load was taken for one that stood still."""
+    without = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        power = requests(rng)
+        read = requests_read(power, rng, "at once", 0.0, load_flicker_a, step_ua)
+        reading = energy_between([read], [(5.0, 60.0)], "all", "battery")
+        without += reading.energy_j is None
+        if reading.energy_j is not None:
+            assert reading.uncertainty_j is not None
+            assert abs(reading.energy_j - power.energy_j(5.0, 60.0)) <= 2.5 * reading.uncertainty_j
+    assert without <= 2
+
+
+@pytest.mark.parametrize(("idle_flicker_a", "step_ua"), [(0.0, UA_STEP), (5e-4, 1000.0)])
+def test_where_requests_are_known_what_a_gauge_shows_late_is_in_the_uncertainty(
+    idle_flicker_a: float, step_ua: float
+) -> None:
+    """One value as long as the phone rests, or coarse steps: repeats before a rise are no evidence, and when the power
+    rose is. 13 of 20 windows of the coarse one were told 10 % too little, with a +- of 2 %."""
+    n_told = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        power = requests(rng)
+        read = requests_read(power, rng, "held", idle_flicker_a, step_ua=step_ua)
+        edges_s = power.edges_s.tolist()
+        done = [
+            Completion(
+                request_id=f"r{i}", sample_id="s", n_prompt_tokens=1, start_s=edges_s[i], prefill_end_s=edges_s[i + 1],
+                end_s=edges_s[i + 2], token_ids=(1, 2), token_times_s=(edges_s[i + 1], edges_s[i + 2]),
+            )
+            for i in range(4, 16, 3)
+        ]  # fmt: skip
+        window = (done[0].start_s, done[-1].end_s)
+        spans = phase_intervals(done, window)
+        for found in energies_of(done, {WINDOW: [read]}, window).readings:
+            if found.energy_j is not None:
+                assert found.uncertainty_j is not None
+                true_j = sum(power.energy_j(*span) for span in spans[found.phase])
+                n_told += found.phase == "all"
+                assert abs(found.energy_j - true_j) <= 2 * found.uncertainty_j, (seed, found.phase)
+    assert n_told >= 10
