@@ -80,8 +80,8 @@ class ComponentEnergy:
         self._beside = beside
         self._name = f"{self.trace.meter} {self.trace.component}"
 
-    def over(self, intervals: Sequence[Interval]) -> PartEnergy:
-        """Of the intervals together. Raises UnresolvedError."""
+    def over(self, intervals: Sequence[Interval], stretches: Sequence[Interval] = ()) -> PartEnergy:
+        """Of the intervals together. stretches: of the load within, where they are more. Raises UnresolvedError."""
         trace, curve = self.trace, self._curve
         edges = np.asarray(intervals, dtype=np.float64)
         self._check_resolved(curve.update_period_s, edges)
@@ -90,6 +90,8 @@ class ComponentEnergy:
         if self._load_edges is not None:
             energy_j += self._load_edges.stepped_j(edges)
         variance_j2 = self._errors.variance_j2(edges)
+        if self._load_edges is not None and trace.update_period_s > 0:
+            variance_j2 += self._load_edges.late_j2(np.asarray(stretches or intervals, dtype=np.float64))
         still_j2, stood = stood_still(trace, _near(curve.stands, self._stands_s, edges), edges, self._n_alike)
         jumped_j2, jumped = self._jumped(edges, energy_j)
         apart_s = max(curve.update_period_s, trace.sample_interval_s, self._averaged_s)

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -68,6 +69,7 @@ def energies_of(
     own, before, after = (with_cpu_joules(traces, part) for part in (WINDOW, IDLE_BEFORE, IDLE_AFTER))
     intervals = phase_intervals(completions, window)
     moved = [phase_intervals(one, window) for one in moved_edges(completions)]
+    within = _stretches(completions, window)
     slow = SlowGauges(own, intervals)
     late = LongTicks(own, completions)
     readings: list[EnergyReading] = []
@@ -78,7 +80,12 @@ def energies_of(
             idle = idle_baseline(meter, before, after)
             baselines.append(idle)
         whole = MeterEnergy(own, meter, of_load=True)
-        by_phase = [whole.between(intervals[phase], phase, idle, [m[phase] for m in moved]) for phase in PHASES]
+        by_phase = [
+            whole.between(
+                intervals[phase], phase, idle, [m[phase] for m in moved], within if phase == "all" else intervals[phase]
+            )
+            for phase in PHASES
+        ]
         charge = BatteryCharge(own, traces.get(raw_part(WINDOW), ()), meter)
         by_phase = [
             r if r.energy_j is None else r.model_copy(update={"charge_uah": charge.over_uah(intervals[r.phase])})
@@ -91,7 +98,9 @@ def energies_of(
         if len(components) > 1:
             all_moved = [one["all"] for one in moved]
             readings += [
-                MeterEnergy(own, meter, c, of_load=True).between(intervals["all"], "all", moved=all_moved)
+                MeterEnergy(own, meter, c, of_load=True).between(
+                    intervals["all"], "all", moved=all_moved, stretches=within
+                )
                 for c in components
             ]
     readings = [
@@ -209,7 +218,9 @@ class RequestEnergies:
         """Of some of them together."""
         spans = _spans(requests)
         moved = [_spans(one) for one in moved_edges(requests)]
-        found = self._slow.widened(self._energy.between(spans, "all", moved=moved), spans)
+        found = self._slow.widened(
+            self._energy.between(spans, "all", moved=moved, stretches=_stretches(requests)), spans
+        )
         return self._late.widened(found, spans)
 
 
@@ -278,6 +289,16 @@ def _moved(completion: Completion, by_s: float) -> Completion:
             "set_aside_s": tuple((at(begin_s), at(end_s)) for begin_s, end_s in aside),
         }
     )
+
+
+def _stretches(completions: Sequence[Completion], window: Interval | None = None) -> list[Interval]:
+    """What phases cut a window into, pauses too; without one, the phases of the requests."""
+    phases = [(c.start_s, c.prefill_end_s) for c in completions]
+    phases += [(c.prefill_end_s, c.end_s) for c in completions if c.end_s > c.prefill_end_s]
+    if window is None:
+        return joined(phases)
+    inside = {at_s for phase in phases for at_s in phase if window[0] < at_s < window[1]}
+    return list(pairwise(sorted({*window, *inside})))
 
 
 def _set_aside(completions: Sequence[Completion]) -> list[Interval]:

@@ -85,10 +85,12 @@ class MeterEnergy:
         phase: Phase,
         idle: IdleBaseline | None = None,
         moved: Sequence[Sequence[Interval]] = (),
+        stretches: Sequence[Interval] = (),
     ) -> EnergyReading:
         """Energy of disjoint intervals together; None with a reason where it cannot be had.
 
-        moved: where edges are not known well, the same intervals as early, and as late, as they may be.
+        moved: where edges are not known well, the same intervals as early, and as late, as they may be. stretches: of
+        the load within the intervals, where these are more than one.
         """
         method: Method = next((t.method for t in self._traces if self._is_chosen(t)), "missing")
         duration_s = float(sum(t1 - t0 for t0, t1 in intervals))
@@ -103,7 +105,7 @@ class MeterEnergy:
             found = self._moving_in(intervals)
             if found.reason is not None:
                 raise UnresolvedError(found.reason)
-            parts = [part.over(intervals) for part in found.parts]
+            parts = [part.over(intervals, stretches) for part in found.parts]
             parts = _believed(found.parts, parts, intervals)
         except UnresolvedError as reason:
             return unknown.model_copy(update={"reason": str(reason)})

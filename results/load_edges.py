@@ -7,9 +7,17 @@ edge is put there. What a line follows (`results.uncertainty`) is no step, and s
 
 A gauge shows an instant, or the mean of the update before it. A mean that an edge cuts at a share s of its update lies
 between two levels, and the next one is 1 - s of the whole step off: no more of the next change is put to the edge too.
+
+Some gauges show a step later than that, by a delay of their own, or as work keeps them waiting. Where an edge shows
+next to nothing, and the largest step of the next updates comes later, what flowed meanwhile may be missing, or be too
+much where power falls. Rises and falls inside a window make up for each other where both are late. One standard
+uncertainty is 1 / sqrt(3) of their sum.
 """
 
 from __future__ import annotations
+
+import math
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +28,24 @@ from results.uncertainty import sudden_steps_w
 Array = NDArray[np.float64]
 
 
+LATE_UPDATES = 5.0
+"""So long behind an edge its step may be shown,"""
+LATE_FACTOR = 3.0
+"""where it is so many times what was shown at the edge itself."""
+MOSTLY_LATE = 0.5
+"""Of the rises, or of the falls: fewer are late by what the load does."""
+SHORT_UPDATES = 2.0
+"""Less says nothing of its own."""
+
+
 class LoadEdges:
     """Readings of power, and how they change: what is the same for all windows is worked out once."""
 
     def __init__(self, trace: PowerTrace, older_s: float) -> None:
         """trace: what its readings stand for, `older_s` before their renewal (`results.cumulative.power_samples`)."""
         self._at_s, self._update_s, self._older_s = trace.times_s, trace.update_period_s, older_s
-        self._change_w = np.copysign(sudden_steps_w(trace), np.diff(trace.values))
+        self._steps_w = sudden_steps_w(trace)
+        self._change_w = np.copysign(self._steps_w, np.diff(trace.values))
 
     def stepped_j(self, edges: Array) -> float:
         """Joules that intervals [n, 2] have more than by lines between the watts, where power steps at their edges.
@@ -46,6 +65,33 @@ class LoadEdges:
             rest_w = np.sign(whole_w) * np.minimum(np.abs(change_w[k]), (1 - cut) * np.abs(whole_w))
             found_j += np.where(goes_on, rest_w, 0.0) * _moved_s(at_s, k, edge_s)
         return float(found_j[n_edges[which] == 1].sum())
+
+    def late_j2(self, stretches: Array) -> float:
+        """Variance of what these [n, 2] may have more, or less, as the steps at their starts were shown late."""
+        at_s, steps_w, update_s, older_s = self._at_s, self._steps_w, self._update_s, self._older_s
+        # Of each direction: what is missing behind each step, 0 where it was shown in time.
+        missing_j: dict[bool, list[float]] = {True: [], False: []}
+        begun_s = math.inf
+        for (start_s, end_s), next_s in pairwise([*stretches.tolist(), [math.inf, math.inf]]):
+            begun_s = min(begun_s, start_s)
+            if end_s - start_s < SHORT_UPDATES * update_s:
+                # Too little is seen of it: what comes right behind is of the same step.
+                is_short = end_s - begun_s < SHORT_UPDATES * update_s and next_s[0] == end_s
+                begun_s = begun_s if is_short else math.inf
+                continue
+            start_s, begun_s = begun_s, math.inf
+            k = max(int(at_s.searchsorted(start_s - older_s)) - 1, 0)
+            last = int(at_s.searchsorted(min(start_s + LATE_UPDATES * update_s, end_s) - older_s, side="right"))
+            if last <= k + 2:
+                continue
+            step = k + int(np.argmax(steps_w[k:last]))
+            # Of a gauge of means two changes are of one step, the first by as much as the edge cuts off its update.
+            cut = min(max((at_s[k + 1] + older_s - start_s) / update_s, 0.0), 1.0) if step == k + 1 else 1.0
+            is_late = step > k and cut * steps_w[step] > LATE_FACTOR * max(steps_w[k:step][:2])
+            late_s = (at_s[step] + at_s[step + 1]) / 2 + older_s - start_s if is_late else 0.0
+            missing_j[bool(self._change_w[step] > 0)].append(float(self._change_w[step]) * late_s)
+        often = [own for own in missing_j.values() if np.count_nonzero(own) >= MOSTLY_LATE * len(own)]
+        return math.fsum(map(math.fsum, often)) ** 2 / 3
 
 
 def _moved_s(at_s: Array, i: NDArray[np.intp], edge_s: Array) -> Array:

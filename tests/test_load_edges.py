@@ -18,6 +18,7 @@ from results.charge import C_PER_UAH, VOLTAGE
 from results.derivation import RequestEnergies, energies_of, energy_of_spans
 from results.energy import MeterEnergy
 from results.intervals import Interval
+from results.load_edges import LoadEdges
 from results.records import Completion, EnergyReading, Phase, PowerTrace
 from results.trace_files import WINDOW, raw_part
 from tests.fakes.waveforms import StepPower, trace
@@ -46,13 +47,15 @@ def shown_w(load: StepPower, at_s: np.ndarray, mean_s: float) -> np.ndarray:
     return np.asarray((load.since_start_j(at_s) - load.since_start_j(at_s - mean_s)) / mean_s)
 
 
-def phone(load: StepPower, end_s: float, update_s: float, mean_s: float, draw: np.random.Generator) -> list[PowerTrace]:
+def phone(
+    load: StepPower, end_s: float, update_s: float, mean_s: float, draw: np.random.Generator, late_s: float = 0.0
+) -> list[PowerTrace]:
     """A phone's gauge with a random phase, read as the loop reads it: (power, voltage). Its last digits flicker."""
     at_s = np.cumsum(draw.uniform(0.5 * READ_S, 1.5 * READ_S, int(end_s / READ_S * 1.2)))
     at_s = at_s[at_s < end_s + min(update_s, 1.0) + READ_S]
     phase_s = draw.uniform(0.0, update_s)
     nth = np.floor((at_s - phase_s) / update_s).astype(int)
-    watts = shown_w(load, np.maximum(nth * update_s + phase_s, mean_s), mean_s)
+    watts = shown_w(load, np.maximum(nth * update_s + phase_s - late_s, mean_s), mean_s)
     current_ua = -np.round(watts / VOLTS * 1e6 + draw.normal(0, 2e3, nth.max() + 2)[nth])
     current, volts = (
         Channel(name, "raw", additive=False, note="").trace("battery", "battery gauge", at_s, values, READ_S)
@@ -85,6 +88,23 @@ def test_joules_of_a_window_that_begins_and_ends_with_its_load_are_not_too_low(
         off.append(found.energy_j / 33.6 - 1)
         assert abs(found.energy_j - 33.6) <= 2 * found.uncertainty_j
     assert abs(np.mean(off)) <= 0.002
+
+
+@pytest.mark.parametrize("n_late", [2, 3])
+@pytest.mark.parametrize("update_s", [0.25, 1.0])
+def test_what_a_gauge_shows_some_updates_late_is_in_the_uncertainty(update_s: float, n_late: int) -> None:
+    """2.4 W for 14 s. Of 0.25 s and two updates late 2 of 100 windows held the 33.6 J, before."""
+    done = [answered(6.0, 6.3, 20.0)]
+    load = load_of(done, 2.4, 2.4)
+    n_within = 0
+    for seed in range(30):
+        traces = phone(load, 21.0, update_s, 0.0, np.random.default_rng(seed), n_late * update_s)
+        found = of_phase(done, traces, (6.0, 20.0), "all")
+        assert found.energy_j is not None
+        assert found.uncertainty_j is not None
+        n_within += abs(found.energy_j - 33.6) <= 2 * found.uncertainty_j
+        assert found.uncertainty_j <= 2.4 * (n_late + 1.5) * update_s
+    assert n_within >= 28
 
 
 @pytest.mark.parametrize("update_s", [0.25, 1.0])
@@ -158,6 +178,19 @@ def test_two_edges_between_the_same_readings_saw_no_step_of_their_own() -> None:
     read = trace("power", at_s, load.power_w(at_s), 0.5)
     apart = joules(read, (0.0, 10.2), (10.4, 29.0))
     assert apart == pytest.approx(by_lines(read, (0.0, 10.2), (10.4, 29.0)))
+
+
+@pytest.mark.parametrize("phase_s", [0.0, 0.3, 0.7])
+def test_a_step_that_is_shown_late_may_be_missing_since_the_start(phase_s: float) -> None:
+    """1 W, and 5 W from 10 to 30 s, shown three updates of a second late: between 12 + phase and 13 + phase."""
+    load = StepPower(np.array([0.0, 10.0, 30.0, 1e3]), np.array([1.0, 5.0, 1.0]))
+    at_s = 5.0 + phase_s + np.arange(40.0)
+    for late_s, missing_s in ((0.0, 0.0), (3.0, 2.5 + phase_s)):
+        read = trace("held", at_s, load.power_w(at_s - late_s), 0.05, update_period_s=1.0)
+        edges = LoadEdges(read, 0.0)
+        assert edges.late_j2(np.array([[10.0, 30.0]])) == pytest.approx((4.0 * missing_s) ** 2 / 3)
+    of_means = trace("held", at_s, shown_w(load, at_s, 1.0), 0.05, update_period_s=1.0)
+    assert LoadEdges(of_means, 0.0).late_j2(np.array([[10.0, 30.0]])) == 0.0
 
 
 @pytest.mark.parametrize("method", ["modelled", "replayed"])
