@@ -76,8 +76,8 @@ def history(
         end_interrupted(interrupt, "runs that were read are in the index")
 
 
-def opened(directory: Path) -> History:
-    """Tells what is skipped, and ends the command where there is no run."""
+def opened(directory: Path, given_by: str = "") -> History:
+    """Tells what is skipped, and ends the command where there is no run. given_by: the option that names the folder."""
     from results.history.index import HistoryError, open_history
 
     console = console_of(stderr=True)
@@ -90,7 +90,7 @@ def opened(directory: Path) -> History:
 
             found = open_history(directory, told, _read_runs)
     except HistoryError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+        fail(f"{error}{given_by and f' with {given_by}'}", EXIT_BAD_PLAN)
     for one in found.skipped:
         typer.echo(f"skipped: {printable(one.why)}", err=True)
     for told_date in _odd_dates(found):
@@ -274,7 +274,7 @@ def set_baseline(
     from results.history.index import HistoryError
     from results.history.marks import mark, run_named
 
-    with opened(directory) as found:
+    with opened(directory, "--history") as found:
         try:
             folders = [run_named(found, run).folder for run in runs]
         except HistoryError as error:

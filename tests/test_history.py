@@ -252,6 +252,16 @@ def test_bad_input_is_one_line(runs: Path, arguments: tuple[str, ...], said: str
     assert said in line
 
 
+def test_where_the_folder_of_runs_is_not_there_a_baseline_is_told_how_to_name_it(runs: Path) -> None:
+    """It said to give the folder "as `runs`", which is what was not there, and the command takes none so."""
+    found = joulebench("baseline", "set", "good", str(runs / "run000"), cwd=runs)
+    assert found.code == 2
+    (line,) = found.problems
+    assert "runs is not there" in line
+    assert line.endswith("with --history")
+    assert joulebench("baseline", "set", "good", str(runs / "run000"), "--history", str(runs)).code == 0
+
+
 def test_names_of_runs_reach_the_page_as_text(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
     cells = [cell("c1", engine=hostile)]

@@ -114,7 +114,7 @@ def open_history(
     of each folder, in their order; other processes may do it. Raises `HistoryError`."""
     if not directory.is_dir():
         what = "is no folder" if directory.exists() else "is not there"
-        raise HistoryError(f"{directory} {what}; give the folder that holds the folders of runs, as `runs`")
+        raise HistoryError(f"{directory} {what}; give the folder that holds the folders of runs")
     if (directory / DATABASE).is_file():
         raise HistoryError(
             f"{directory} is one run, and no folder of runs; give the folder above it, {directory.absolute().parent}"
