@@ -28,7 +28,7 @@ def copies_told(copies: Sequence[Copy]) -> Iterator[str]:
 
 def without_copies(runs: Sequence[RunPoint], preferred: Collection[str] = ()) -> tuple[list[RunPoint], list[Copy]]:
     """Each run once, in their order: of several folders with one run id a preferred one, else that with most trials,
-    else the first."""
+    else that which has come to its end, else that with fewer failures, else the first."""
     best: dict[str, RunPoint] = {}
     for run in runs:
         other = best.get(run.run_id)
@@ -39,5 +39,6 @@ def without_copies(runs: Sequence[RunPoint], preferred: Collection[str] = ()) ->
     return kept, copies
 
 
-def _worth(run: RunPoint, preferred: Collection[str]) -> tuple[bool, int]:
-    return run.folder in preferred, run.n_ok + run.n_failed
+def _worth(run: RunPoint, preferred: Collection[str]) -> tuple[bool, int, bool, int]:
+    """Of as many trials, a backup from before a resume has more that failed."""
+    return run.folder in preferred, run.n_ok + run.n_failed, not run.is_unfinished, run.n_ok
