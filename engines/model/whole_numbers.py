@@ -26,7 +26,8 @@ def whole_values(value_MSV: Tensor) -> tuple[Tensor, Tensor]:
 def whole_shares(share_GTS: Tensor, unit_S: Tensor) -> Tensor:
     """In multiples of 2^-13 of the largest share of each block of keys, where a share counts in its values' unit."""
     n_seen = share_GTS.shape[-1]
-    in_units = F.pad(share_GTS * unit_S, (0, -n_seen % BLOCK_KEYS)).unflatten(-1, (-1, BLOCK_KEYS))
+    padded_GTS = F.pad(share_GTS * unit_S, (0, -n_seen % BLOCK_KEYS))
+    in_units = padded_GTS.reshape(*padded_GTS.shape[:-1], -1, BLOCK_KEYS)
     step = in_units.amax(dim=-1, keepdim=True) / 2**SHARE_BITS
-    whole = torch.where(step > 0, in_units / step, 0).round() * step
+    whole: Tensor = torch.where(step > 0, in_units / step, 0).round() * step
     return whole.flatten(-2)[..., :n_seen] / unit_S
