@@ -16,7 +16,7 @@ often a counter renews its value is seen in its readings, never taken from a dat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -121,6 +121,8 @@ class Beside(NamedTuple):
     """Readings further apart than this say nothing of what is between."""
     late_s: float
     """How late it may show a change of the power."""
+    variance_j2: Callable[[Array], float] | None = None
+    """What its readings leave open of intervals [n, 2], besides."""
 
     def between(self, start_s: float, end_s: float) -> tuple[float, float] | None:
         """(joules, standard uncertainty); None where it does not know, or shows 0 W, which confirms nothing."""
@@ -136,8 +138,16 @@ class Beside(NamedTuple):
             return None
         joules = float(np.diff(np.interp([start_s, end_s], self.times_s, self.energy_j))[0])
         change_w = float(np.ptp(shown_w))
-        sigma_j = math.hypot(self.relative_accuracy * joules, change_w * self.late_s / math.sqrt(6))
+        left_open_j2 = self.variance_j2(np.array([[start_s, end_s]])) if self.variance_j2 is not None else 0.0
+        sigma_j = math.hypot(
+            self.relative_accuracy * joules, change_w * self.late_s / math.sqrt(6), math.sqrt(left_open_j2)
+        )
         return (joules, sigma_j) if joules > 0 else None
+
+    def shares(self, at_s: Array) -> Array:
+        """Of what flowed between the first and the last of these times [n], how much did from each to the next."""
+        flowed_j = np.diff(np.interp(at_s, self.times_s, self.energy_j))
+        return np.asarray(flowed_j / flowed_j.sum())
 
     def _is_stuck(self, near: slice) -> bool:
         """Whether it repeats a value in there for much longer than anywhere else."""
@@ -160,7 +170,19 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
     least_s = NEAR_UPDATES * max(renewal.period_s, trace.sample_interval_s)
     living = Living(t[begins], shown_j[begins], (is_still | is_unread)[:-1])
     peak_w = living.peak_w(least_s)
-    filled_j, stands = np.zeros(len(t)), []
+    filled_j: Array = np.zeros(len(t))
+    stands: list[Stand] = []
+    age_s = min(renewal.period_s, trace.sample_interval_s) / 2
+
+    def fill(begin: int, end: int, step_j: float, stand: Stand) -> None:
+        """As the sensor beside it shows the power, at times as old as the counter's values are; else at the end."""
+        filled_j[end] -= step_j
+        if beside is not None and stand.basis == "beside":
+            filled_j[begin + 1 : end + 1] += stand.filled_j * beside.shares(t[begin : end + 1] - age_s)
+        else:
+            filled_j[end] += stand.filled_j
+        stands.append(stand)
+
     for k in np.flatnonzero(is_still | is_unread).tolist():
         goes_on = k + 1 < len(begins)
         end = int(begins[k + 1]) if goes_on else len(t) - 1
@@ -185,8 +207,7 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
         if is_unread[k]:
             doubted = None if is_late or not near_w else _unread(stretch_s, step_j, late_w, near_w, beside)
             if doubted is not None:
-                filled_j[end] += doubted.filled_j - step_j
-                stands.append(doubted)
+                fill(int(begins[k]), end, step_j, doubted)
             continue
         if is_late and beside is None:
             # It may have counted all, or a part of something higher.
@@ -198,8 +219,7 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
         # Its renewals lie anywhere between two readings, at both ends.
         seen_s = min(max(t[end] - t[lasts[k]], t[begins[k]] - t[max(begins[k] - 1, 0)]), max(renewal.period_s, STAMP_S))
         stand = replace(stand, variance_j2=stand.variance_j2 + (max(near_w, default=0.0) * float(seen_s)) ** 2 / 6)
-        filled_j[end] += stand.filled_j - step_j
-        stands.append(stand)
+        fill(int(begins[k]), end, step_j, stand)
     return Judged(shown_j + np.cumsum(filled_j), tuple(stands))
 
 

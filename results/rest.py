@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from results.cumulative import GAP_FACTOR, UnresolvedError, cumulative
 from results.liveness import Beside, Stand, at_rest
 from results.records import PowerTrace
+from results.uncertainty import PowerErrors
 from results.units import format_duration
 
 Array = NDArray[np.float64]
@@ -164,7 +165,11 @@ def beside_of(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
     within_s = GAP_FACTOR * max(power.sample_interval_s, power.update_period_s)
     late_s = power.update_period_s + (power.averaged_s or 0.0) + power.sample_interval_s
     seen = power.times_s, power.values
-    return Beside(curve.times_s, curve.energy_j, *seen, power.relative_accuracy or 0.0, within_s, late_s)
+    left_open = None
+    if curve.watts is not None and not curve.is_flat and power.averaged_s is None:
+        left_open = PowerErrors(replace(power, times_s=curve.times_s, values=curve.watts)).variance_j2
+    gain = power.relative_accuracy or 0.0
+    return Beside(curve.times_s, curve.energy_j, *seen, gain, within_s, late_s, left_open)
 
 
 def stood_still(trace: PowerTrace, stands: Sequence[Stand], edges: Array, n_alike: int) -> tuple[float, Stood | None]:
