@@ -225,9 +225,9 @@ def card_text(run: RunData, derived: RunFrames, tables: Sequence[Exported]) -> s
         "",
         "## Units",
         "",
-        "Of a column with its unit in its name: `_s` seconds, `_j` joules, `_w` watts, `_bytes` bytes. Of tables with a"
-        " row a metric: the column `unit`. `ci_low` and `ci_high` are the ends of the 95 % interval of the mean over"
-        " trials.",
+        "Of a column with its unit in its name: `_s` seconds, `_ms` milliseconds, `_j` joules, `_w` watts, `_bytes`"
+        " bytes, `_percent` percent. A `_share` of 0.5 is half. Of tables with a row a metric: the column `unit`."
+        " `ci_low` and `ci_high` are the ends of the 95 % interval of the mean over trials.",
         "",
         "## Tables",
         "",

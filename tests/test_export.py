@@ -190,6 +190,17 @@ def test_the_card_says_what_how_and_on_what(exported: Path) -> None:
         assert word in rest
 
 
+def test_the_card_says_what_the_ends_of_columns_mean(exported: Path) -> None:
+    """Whoever gets an export has no page beside it: milliseconds and percent were not in the card."""
+    columns = {column for path in exported.glob("*.parquet") for column in pd.read_parquet(path).columns}
+    ends = {
+        end for end in ("_s", "_ms", "_j", "_w", "_bytes", "_percent", "_share") for c in columns if c.endswith(end)
+    }
+    units = (exported / "README.md").read_text().partition("## Units")[2].partition("## ")[0]
+    assert {end for end in ends if f"`{end}`" not in units} == set()
+    assert {"_ms", "_percent", "_share"} <= ends
+
+
 def test_marked_trials_are_not_called_ok_in_the_card() -> None:
     data = run([cell()], [trial(), trial(repeat=1), trial(repeat=2, marks=("contended",))])
     assert "3 trials, 2 of them ok and 1 marked." in card_text(data, RunFrames(data), [])
