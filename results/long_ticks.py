@@ -2,8 +2,9 @@
 
 A phone's charge counter ticks by a fixed charge, often 1 mAh. At rest it shows one value for half a minute, so that its
 readings alone believe such a value at any time (`results.renewal`). But nothing that computes draws as little as a
-phone at rest, and when requests ran is known. Of ticks between which a request ran nearly all of the time, one that
-took several times as long as the others may have lost what flows at the power beside it, or a part of that.
+phone at rest, and when requests ran is known. A tick during which requests ran for several times as long as they
+usually do may have lost what flows at the power beside it, or a part of that: what flowed while it rested is more. So
+too the first one, which has stood since before it was read.
 """
 
 from __future__ import annotations
@@ -24,26 +25,44 @@ Array = NDArray[np.float64]
 FEWEST_TICKS = 10
 """While requests ran: of fewer nothing is usual."""
 IDLE_SHARE = 0.1
-"""Of a tick's time, without a request: of more it may be at rest."""
+"""Of a tick's time, without a request: more of them do not tell how long a tick usually takes."""
 BESIDE_TICKS = 5
 """On either side, that tell the power."""
 
 
+class Busy:
+    """When requests ran."""
+
+    def __init__(self, requests: Sequence[Interval]) -> None:
+        edges = np.asarray(joined(requests), dtype=np.float64).reshape(-1, 2)
+        so_far_s = np.concatenate([[0.0], np.cumsum(edges[:, 1] - edges[:, 0])])
+        self._edges_s = edges.reshape(-1)
+        self._before_s = np.stack([so_far_s[:-1], so_far_s[1:]], axis=1).reshape(-1)
+
+    def within_s(self, at_s: Array) -> Array:
+        """For how long between each two of these times [n]."""
+        if not len(self._edges_s):
+            return np.zeros(len(at_s) - 1)
+        return np.diff(np.interp(at_s, self._edges_s, self._before_s))
+
+
 class LongTick(NamedTuple):
-    """From one tick to the next, and what may have flowed beyond what that brought."""
+    """From one tick to the next, and what may have flowed beyond what that brought, while requests ran."""
 
     start_s: float
     end_s: float
+    busy_s: float
     hidden_j: float
+    busy: Busy
 
     def within(self, spans: Sequence[Interval]) -> float:
-        """Share of it that lies in these disjoint ones."""
-        inside_s = sum(max(0.0, min(self.end_s, end_s) - max(self.start_s, start_s)) for start_s, end_s in spans)
-        return inside_s / (self.end_s - self.start_s)
+        """Share of what is hidden that lies in these disjoint ones."""
+        inside_s = np.asarray(spans, dtype=np.float64).reshape(-1).clip(self.start_s, self.end_s)
+        return float(self.busy.within_s(inside_s)[::2].sum()) / self.busy_s
 
 
-def long_ticks(trace: PowerTrace, busy: Sequence[Interval]) -> list[LongTick]:
-    """busy: when requests ran. Of another trace than that of a charge counter, or of one whose readings are not usable,
+def long_ticks(trace: PowerTrace, requests: Sequence[Interval]) -> list[LongTick]:
+    """requests: when they ran. Of another trace than that of a charge counter, or of one whose readings are not usable,
     none."""
     t, joules = trace.times_s, trace.values
     if trace.kind != "counter" or trace.method != "battery gauge" or not np.isfinite(joules).all():
@@ -51,36 +70,32 @@ def long_ticks(trace: PowerTrace, busy: Sequence[Interval]) -> list[LongTick]:
     ticks = np.flatnonzero(np.diff(joules) > 0) + 1
     if len(ticks) < FEWEST_TICKS or np.any(np.diff(joules) < 0):
         return []
-    at_s, steps_j = t[ticks], np.diff(joules[ticks])
-    lasted_s = np.diff(at_s)
-    per_tick_s = lasted_s / np.maximum(1.0, np.rint(steps_j / steps_j.min()))
-    is_busy = lasted_s - _within_s(at_s, busy) <= IDLE_SHARE * lasted_s
+    begins = np.append(0, ticks)
+    at_s, steps_j = t[begins], np.diff(joules[begins])
+    busy = Busy(requests)
+    busy_s, lasted_s = busy.within_s(at_s), np.diff(at_s)
+    per_tick_s = busy_s / np.maximum(1.0, np.rint(steps_j / steps_j.min()))
+    is_busy = lasted_s - busy_s <= IDLE_SHARE * lasted_s
+    is_busy[0] = False  # what it was read for is no tick's time
     if np.count_nonzero(is_busy) < FEWEST_TICKS:
         return []
     usual_s = float(np.quantile(per_tick_s[is_busy], MOSTLY, method="lower"))
-    is_long = is_busy & (per_tick_s > MANY_TIMES * usual_s)
-    return [_long_tick(at_s, joules[ticks], k) for k in np.flatnonzero(is_long).tolist()]
+    return [
+        LongTick(float(at_s[k]), float(at_s[k + 1]), float(busy_s[k]), _hidden_j(at_s, joules[begins], busy_s, k), busy)
+        for k in np.flatnonzero(per_tick_s > MANY_TIMES * usual_s).tolist()
+    ]
 
 
 def told(trace: PowerTrace, found: Sequence[LongTick]) -> str:
-    longest_s = max(tick.end_s - tick.start_s for tick in found)
+    longest_s = max(tick.busy_s for tick in found)
     return (
         f"{trace.meter} {trace.component}: it showed one value for up to {format_duration(longest_s)} while requests"
         f" ran, several times as long as usual; up to {sum(tick.hidden_j for tick in found):.3g} J may be lost"
     )
 
 
-def _long_tick(at_s: Array, joules: Array, k: int) -> LongTick:
-    """The k-th. Of the power before and behind the higher tells what may have flowed."""
-    first, last = max(k - BESIDE_TICKS, 0), min(k + 1 + BESIDE_TICKS, len(at_s) - 1)
+def _hidden_j(at_s: Array, joules: Array, busy_s: Array, k: int) -> float:
+    """By the k-th. Of the power before and behind the higher tells what may have flowed while requests ran."""
+    first, last = max(k - BESIDE_TICKS, min(k, 1)), min(k + 1 + BESIDE_TICKS, len(at_s) - 1)
     watts = [(joules[j] - joules[i]) / (at_s[j] - at_s[i]) for i, j in ((first, k), (k + 1, last)) if j > i]
-    due_j = max(watts, default=0.0) * (at_s[k + 1] - at_s[k])
-    return LongTick(float(at_s[k]), float(at_s[k + 1]), max(0.0, float(due_j - (joules[k + 1] - joules[k]))))
-
-
-def _within_s(at_s: Array, busy: Sequence[Interval]) -> Array:
-    """How long requests ran between each two of these times."""
-    edges = np.asarray(joined(busy), dtype=np.float64).reshape(-1, 2)
-    so_far_s = np.concatenate([[0.0], np.cumsum(edges[:, 1] - edges[:, 0])])
-    before_s = np.stack([so_far_s[:-1], so_far_s[1:]], axis=1).reshape(-1)
-    return np.diff(np.interp(at_s, edges.reshape(-1), before_s)) if len(edges) else np.zeros(len(at_s) - 1)
+    return max(0.0, float(max(watts, default=0.0) * busy_s[k] - (joules[k + 1] - joules[k])))
