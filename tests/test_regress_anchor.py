@@ -15,8 +15,14 @@ WARMER = 1.08
 """By how much the machine is slower in the second sitting."""
 
 
-def write_sittings(directory: Path, n_runs: int, sitting: Callable[[int, str, int], int], n_repeats: int = 4) -> None:
-    """Arms a and b of the same time, whatever run: b is never slower. sitting: by run, arm and repeat."""
+def write_sittings(
+    directory: Path,
+    n_runs: int,
+    sitting: Callable[[int, str, int], int],
+    n_repeats: int = 4,
+    is_marked: Callable[[int, str, int], bool] = lambda day, arm, repeat: False,
+) -> None:
+    """Arms a and b of the same time, whatever run: b is never slower. sitting, is_marked: by run, arm and repeat."""
     rng = np.random.default_rng(0)
     for day in range(n_runs):
         arms = {"a": "c1", "b": "c2"}
@@ -25,7 +31,8 @@ def write_sittings(directory: Path, n_runs: int, sitting: Callable[[int, str, in
             for repeat in range(n_repeats):
                 own = sitting(day, arm, repeat)
                 e2e_s = (WARMER if own else 1.0) * (1 + 0.001 * float(rng.standard_normal()))
-                trials.append(made_trial(cell_id, repeat, e2e_s, energy_j=4 * e2e_s, sitting=own))
+                marks = ("contended",) if is_marked(day, arm, repeat) else ()
+                trials.append(made_trial(cell_id, repeat, e2e_s, energy_j=4 * e2e_s, sitting=own, marks=marks))
         write_run(directory / f"run{day:03d}", [cell(c, engine=arm, label=arm) for arm, c in arms.items()], trials, day)
 
 
@@ -62,4 +69,31 @@ def test_one_pair_that_is_left_is_all_that_counts(tmp_path: Path) -> None:
     write_sittings(tmp_path, 20, sitting, 3)
     one = judged(tmp_path, anchor="a")["b"]
     assert [point.figure.n for point in (one.series.points[0], one.series.points[-1])] == [3, 1]
+    assert [point.x for point in one.series.points[10:]] == pytest.approx([0.0] * 10, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("kept", "n"),
+    [
+        pytest.param({"a": (0,), "b": (0, 2, 3)}, 1, id="one repeat of both"),
+        pytest.param({"a": (1,), "b": (0, 2, 3)}, 1, id="none of both, and one beside the anchor's"),
+        pytest.param({"a": (2,), "b": (1, 2, 3)}, 1, id="one repeat of both, of the later sitting"),
+        pytest.param({"a": (0, 1), "b": (2, 3)}, None, id="two sittings"),
+    ],
+)
+def test_where_means_are_taken_for_lack_of_pairs_they_are_of_one_sitting(
+    tmp_path: Path, kept: dict[str, tuple[int, ...]], n: int | None
+) -> None:
+    """From run 10 on repeats 2 and 3 are of a warmer sitting, and of what is not marked no two are a pair."""
+    write_sittings(
+        tmp_path,
+        20,
+        lambda day, arm, repeat: int(day >= 10 and repeat >= 2),
+        is_marked=lambda day, arm, repeat: day >= 10 and repeat not in kept[arm],
+    )
+    one = judged(tmp_path, anchor="a")["b"]
+    if n is None:
+        assert one.left_out == ("no repeat of it and of the anchor is of one sitting (10 runs)",)
+        return
+    assert (one.verdict, one.series.points[-1].figure.n) == ("PASS", n)
     assert [point.x for point in one.series.points[10:]] == pytest.approx([0.0] * 10, abs=0.006)

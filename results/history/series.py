@@ -8,6 +8,7 @@ both are of one sitting.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -133,16 +134,28 @@ def _plain(figure: Figure, is_log: bool) -> tuple[float, float]:
 
 def of_one_sitting(cell: CellPoint, figure: Figure, anchor: CellPoint, base: Figure) -> tuple[Figure, Figure] | None:
     """Both figures, without repeats of which one is of another sitting than the other: what changed meanwhile is in
-    their ratio. None where no other is left."""
-    if cell.sittings == anchor.sittings:  # of most runs, whose figures are many
+    their ratio. Without a pair what both have of one sitting, that of most repeats. None where nothing is left."""
+    if not cell.sittings and not anchor.sittings:  # most runs, whose figures are many
         return figure, base
     both = figure.values.keys() & base.values.keys()
     together = {i for i in both if cell.sittings.get(i, 0) == anchor.sittings.get(i, 0)}
-    if together == both:
+    if together == both and len(both) >= 2:
         return figure, base
-    if not together:
+    if together:
+        return _of_repeats(figure, together), _of_repeats(base, together)
+    own, its = _by_sitting(cell, figure), _by_sitting(anchor, base)
+    shared = sorted(own.keys() & its.keys())
+    if not shared:
         return None
-    return _of_repeats(figure, together), _of_repeats(base, together)
+    most = max(shared, key=lambda one: min(len(own[one]), len(its[one])))
+    return _of_repeats(figure, own[most]), _of_repeats(base, its[most])
+
+
+def _by_sitting(cell: CellPoint, figure: Figure) -> dict[int, set[int]]:
+    found: defaultdict[int, set[int]] = defaultdict(set)
+    for repeat in figure.values:
+        found[cell.sittings.get(repeat, 0)].add(repeat)
+    return found
 
 
 def _of_repeats(figure: Figure, repeats: Set[int]) -> Figure:
