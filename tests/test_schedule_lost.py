@@ -90,6 +90,19 @@ def test_what_a_plan_names_and_is_away_at_a_resume_gives_up_no_run(
     assert len(world.begun) == 1
 
 
+def test_a_run_that_cannot_be_gone_on_with_for_days_is_told_each_day(tmp_path: Path, world: FakeWorld) -> None:
+    """It was told once for ever, and no later night was measured."""
+    book = book_with(tmp_path, entry())
+    world.codes = ["killed", *["away"] * 6]
+    with pytest.raises(Killed):
+        one_pass(book, world)
+    for day in range(1, 4):
+        for _ in range(2):
+            one_pass(book, world)
+        assert len(world.told) == day
+        world.true += timedelta(days=1)
+
+
 def unfinished(book: Book, tmp_path: Path) -> tuple[Path, Unfinished]:
     """An entry whose run was begun, with a program as an engine; its database holds nothing."""
     program, model = tmp_path / "llama-bench", tmp_path / "model.gguf"

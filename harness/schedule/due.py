@@ -298,11 +298,10 @@ def _closed(
 
 
 def _owed(book: Book, world: World, entry: Entry, progress: Progress, why: str, code: int) -> Happened:
-    """A run that could not be, and stays due. The owner hears of it once for each time that is due."""
+    """A run that could not be, and stays due. The owner hears of it once for each time that comes meanwhile, too."""
     happened = Happened(entry.name, "failed", f"{why}; it stays due", code)
-    due = due_of(entry, progress, world.now())
     progress = progress.model_copy(update={"owed": why})
-    key = hashlib.sha256(f"{due.number if due else None} {why}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{entry.rhythm.latest(world.now())} {why}".encode()).hexdigest()[:16]
     if key not in progress.told:
         happened = _told(world, happened, entry)
         progress = progress.model_copy(update={"told": (*progress.told, key)[-16:]})
