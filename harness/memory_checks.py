@@ -29,8 +29,9 @@ from harness.technique_problems import sizes_there
 from results.units import format_long_duration, told_apart, with_prefix
 
 
-def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
-    """Of a technique on the devices that its engine goes onto."""
+def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec], computes: bool) -> Iterator[str]:
+    """Of a technique on the devices that its engine goes onto. computes: whether a model runs, whose experts could be
+    copied."""
     spec, name = engine.spec, engine.spec.technique.technique
     if not ExpertMemory(spec.expert_memory).loads(spec.technique):
         if spec.expert_memory is not None and _cache_on_gpu(spec) is not None:
@@ -58,7 +59,7 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
             )
         if device.computes == "cuda":
             yield from (f"engine {engine.label}: {problem}" for problem in _problems_on_cuda(spec, device))
-        if device.is_modelled and fills_buffers(spec.technique):
+        if device.is_modelled and computes and fills_buffers(spec.technique):
             yield (
                 f"engine {engine.label}: with expert_memory {name} copies experts, but {device.name} only prices"
                 " copies; name other devices in the engine, or leave expert_memory out"

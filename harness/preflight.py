@@ -114,7 +114,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     for engine in engines:
         problems += [*engine_problems(engine, bool(computed)), *name_problems(engine)]
         problems += unread_problems(engine, named.devices)
-        problems += moving_problems(engine, devices)
+        problems += moving_problems(engine, devices, bool(computed))
         problems += rank_problems(engine, devices)
         crowded = [rank_warning(engine), crowded_warning(engine, devices)] if computed else []
         warnings += [*crowded, untried_warning(engine, devices), unheeded_decoding(engine, devices)]

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from devices.models.sheet import load_sheet
+from engines.model.quantised import Quantisation
 from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import NAMED_SHAPES, quantised, sizes_of
+from harness.cross.arms import FILLED, arms_on
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
@@ -117,6 +119,34 @@ def test_what_was_prefetched_in_vain_is_counted_as_in_the_cell() -> None:
     assert trial.counters == price_cell(cell).counters
     assert trial.counters is not None
     assert trial.counters.prefetched_unused
+
+
+@pytest.mark.parametrize("forms", [{}, {"experts": "int4-g32"}])
+def test_two_buffers_take_the_memory_that_cross_gives_them(forms: dict[str, str]) -> None:
+    """A GPU that does not hold two layers of experts: what `cross` prices there, a plan is priced as."""
+    sheet = load_sheet("rtx5080-ndp")
+    shape = quantised(NAMED_SHAPES["olmoe-1b-7b"], Quantisation.model_validate(forms))
+    capacity_bytes = (shape.others_bytes + 100 * shape.expert_bytes) / FILLED
+    gpu = sheet.memories["gpu"].model_copy(update={"value": capacity_bytes})
+    small = sheet.model_copy(update={"memories": {**sheet.memories, "gpu": gpu}})
+    (arm,) = arms_on(small, shape, ("on-demand",))
+    given = dict(arm.changed)["expert_memory"]
+    engine = FETCHED | {"expert_memory": given} | ({"quantise": forms} if forms else {})
+    plan, parts = checked(engine=[engine], workload=[LENGTHS | {"limit": 1}])
+    _, trial = trial_of(plan, parts)
+    cell = Cell(
+        sheet, shape, parameters("on-demand"), UniformRouting(3), N_PROMPT, N_NEW - 1, CHUNK,
+        expert_slots=arm.expert_slots,
+    )  # fmt: skip
+    assert trial.completions[0].e2e_s == pytest.approx(price_cell(cell).e2e_s, rel=1e-12)
+    assert trial.counters == price_cell(cell).counters
+
+
+def test_two_buffers_that_hold_no_token_are_refused() -> None:
+    """Each holds the eight experts of a token of 2048 x 1024 x 3 values."""
+    engine = FETCHED | {"expert_memory": 15 * 2 * 3 * 2048 * 1024}
+    (found,) = problems(engine=[engine])
+    assert "the memory for experts holds 15, and two buffers for the 8 experts of a token need 16" in found
 
 
 def test_quantised_shapes_are_priced_as_such() -> None:
