@@ -1,4 +1,4 @@
-"""Gauges that show means of longer than they renew, or follow the power slowly: part of a phase's joules in the next.
+"""Gauges that show means of longer than they renew, follow the power slowly, or late: a phase's joules in the next.
 
 A fuel gauge may average over a second and show a new value each quarter of one. At a phase's edge its readings then
 look like those of a load that changes slowly, and nothing in them tells. But when phases began is known. Each reading
@@ -6,9 +6,10 @@ is taken for the mean over a time M before it was renewed, the power of each pha
 
     v(t) = sum over phases p of P_p share_p(t - M, t)
 
-Others filter: what was s ago weighs e to the -2 s / M, which is as late on average. The M, of the two forms, that
-leaves the smallest squares is how slowly the gauge follows. What its joules differ by from those of the P_p is in their
-uncertainty: that the power was constant nobody says, so they stay as they were read.
+Others filter: what was s ago weighs e to the -2 s / M, which is as late on average. Others show what was at t - D. The
+M or D, of the three forms, that leaves the smallest squares is how slowly, or late, the gauge follows. What its joules
+differ by from those of the P_p is in their uncertainty: that the power was constant nobody says, so they stay as they
+were read.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ FEWEST_READINGS, FEWEST_INTERVALS = 20, 4
 """Of the phases together: of fewer nothing can be said."""
 MULTIPLES = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
 """Of a gauge's update: how slowly it may follow."""
+DELAYS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+"""Of a gauge's update: how late it may be."""
 CLEARER = 0.7
 """Of the squares that instants, or means of one update, leave: what leaves more is no evidence."""
 EXPLAINED = 0.7
@@ -64,10 +67,12 @@ class Phase(NamedTuple):
 
 
 class SlowGauge(NamedTuple):
-    """One that shows means of about `follows_s`, or is as late as those. watts [P]: of each phase, and of the rest."""
+    """One that shows means of about `follows_s`, or is as late as those, or shows what was `late_s` before. watts [P]:
+    of each phase, and of the rest."""
 
     trace: PowerTrace
     follows_s: float
+    late_s: float
     phases: Sequence[Phase]
     watts: Array
 
@@ -77,9 +82,12 @@ class SlowGauge(NamedTuple):
         return float((_seconds(self.phases, stretches) @ self.watts).sum())
 
     def __str__(self) -> str:
+        how = f"shows the power about {self.late_s:.2g} s late"
+        if self.follows_s > 0:
+            how = f"follows the power over about {self.follows_s:.2g} s"
         return (
-            f"{self.trace.component} follows the power over about {self.follows_s:.2g} s: a part of a phase's joules"
-            " stands in the next one's, and the uncertainty holds it (ask longer phases)"
+            f"{self.trace.component} {how}: a part of a phase's joules stands in the next one's, and the uncertainty"
+            " holds it (ask longer phases)"
         )
 
 
@@ -98,13 +106,14 @@ def slow_gauge(trace: PowerTrace, phases: Sequence[Sequence[Interval]]) -> SlowG
     curves = [_phase(own) for own in phases]
     at_once = min(_fitted(_means(renewed_s, curves, s), values)[0] for s in (0.0, update_s))
     fits = [
-        (*_fitted(shares_of(renewed_s, curves, k * update_s), values), k * update_s)
+        (*_fitted(shares_of(renewed_s, curves, k * update_s), values), k * update_s, 0.0)
         for shares_of in (_means, _filtered)
         for k in MULTIPLES
     ]
-    squares, watts, follows_s = min(fits, key=lambda fit: fit[0])
+    fits += [(*_fitted(_means(renewed_s - k * update_s, curves, 0.0), values), 0.0, k * update_s) for k in DELAYS]
+    squares, watts, follows_s, late_s = min(fits, key=lambda fit: fit[0])
     may_be_left = min(CLEARER * at_once, (1 - EXPLAINED) * float(np.var(values)) * len(values))
-    return SlowGauge(trace, follows_s, curves, watts) if squares < may_be_left else None
+    return SlowGauge(trace, follows_s, late_s, curves, watts) if squares < may_be_left else None
 
 
 def _phase(intervals: Sequence[Interval]) -> Phase:
