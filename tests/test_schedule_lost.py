@@ -134,6 +134,22 @@ def test_a_run_is_closed_where_it_is_refused_and_not_where_its_plan_is(tmp_path:
     assert (book.read("night").progress.unfinished is None) == is_there
 
 
+def test_a_run_is_not_closed_where_what_its_plan_names_comes_up_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart: a server that is away when the run asks for it is there when somebody looks why."""
+    book = Book(tmp_path)
+    program, _ = unfinished(book, tmp_path)
+    here = program.with_suffix(".here")
+    program.rename(here)
+    refused = ["sh", "-c", f"test -e {program} || {{ mv {here} {program}; echo 'error: no program'; exit 2; }}"]
+    monkeypatch.setattr("harness.schedule.world.command_of", lambda *_: refused)
+    [happened] = run_due(book, RealWorld(tmp_path, book, lambda text: None), lambda one: None)
+    assert (happened.kind, happened.code) == ("failed", 2)
+    assert happened.words.endswith("it stays due")
+    assert book.read("night").progress.unfinished is not None
+
+
 def failed(lost: bool) -> Trial:
     return trial("c1", 1, status="failed", completions=(), failure=Failure(kind="stable", error="gone", lost=lost))
 

@@ -102,6 +102,9 @@ class RealWorld:
         """KeyboardInterrupt passes through, once the run has kept what it finished."""
         if (why := _no_room(folder, resume)) is not None:
             return Ended(EXIT_NOT_WRITTEN, why)
+        # Not behind the run: what it missed, such as a server after a restart, may be there by then.
+        if resume and (why := _refused(entry)) is not None:
+            return Ended(EXIT_BAD_PLAN, why, of_plan=True)
         descriptors, handed = handed_over(self._locks)
         log = self._book.log(entry.name)
         with log.open("ab" if resume else "wb") as output:
@@ -129,8 +132,6 @@ class RealWorld:
             raise
         if process.returncode == EXIT_BAD_PLAN and (why := _no_room(folder, True)) is not None:
             return Ended(EXIT_NOT_WRITTEN, why)  # it ended as one that is refused does, and can go on
-        if resume and process.returncode == EXIT_BAD_PLAN and (why := _refused(entry)) is not None:
-            return Ended(EXIT_BAD_PLAN, why, of_plan=True)
         return Ended(process.returncode, _last_error(log, start, process.returncode))
 
     def _follow(self, process: subprocess.Popen[bytes], log: Path, start: int) -> None:
