@@ -146,9 +146,9 @@ class Road(Record):
     rounded_to: Literal["int8", "bf16"] = "int8"
     """What to, where they did."""
     attention_rounded_to: Literal["bf16", "int8", "fp32"] | None = None
-    """What queries, keys, values and shares of more than one token were rounded to; int8: queries and keys, and to bf16
-    the others; fp32: nothing, beside products in bf16. None: nothing; or, in stores of before, bf16 where products were
-    and the matrices of attention are bf16."""
+    """What queries, keys, values and shares of more than one token were rounded to; int8: queries and keys, and the
+    others to whole numbers of more bits (to bf16 in stores of before 30 November 2026); fp32: nothing, beside products
+    in bf16. None: nothing; or, in stores of before, bf16 where products were and the matrices of attention are bf16."""
     cache_rounded_to: Literal["bf16", "fp16"] | None = None
     """What keys and values were rounded to as they were kept. None: nothing."""
     n_threads: int
