@@ -11,17 +11,21 @@ between two levels, and the next one is 1 - s of the whole step off: no more of 
 Some gauges show a step later than that, by a delay of their own, or as work keeps them waiting. Where an edge shows
 next to nothing, and the largest step of the next updates comes later, what flowed meanwhile may be missing, or be too
 much where power falls. Rises and falls inside a window make up for each other where both are late. One standard
-uncertainty is 1 / sqrt(3) of their sum.
+uncertainty is 1 / sqrt(3) of their sum. A single one is no delay of the gauge's; but one that stands still as the load
+begins, and leaps later, may have been stuck then.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from results.intervals import Interval
 from results.records import PowerTrace
 from results.uncertainty import sudden_steps_w
 
@@ -33,7 +37,10 @@ LATE_UPDATES = 5.0
 LATE_FACTOR = 3.0
 """where it is so many times what was shown at the edge itself."""
 MOSTLY_LATE = 0.5
-"""Of the rises, or of the falls: fewer are late by what the load does."""
+"""Of the rises, or of the falls: fewer are late by what the load does,"""
+STUCK_FACTOR, STUCK_UPDATES = 20.0, 12.0
+"""but where all changes before the step are so many times smaller, for up to so many updates: longer ones are gaps
+(`devices.gauges`)."""
 SHORT_UPDATES = 2.0
 """Less says nothing of its own."""
 
@@ -68,30 +75,64 @@ class LoadEdges:
 
     def late_j2(self, stretches: Array) -> float:
         """Variance of what these [n, 2] may have more, or less, as the steps at their starts were shown late."""
-        at_s, steps_w, update_s, older_s = self._at_s, self._steps_w, self._update_s, self._older_s
         # Of each direction: what is missing behind each step, 0 where it was shown in time.
         missing_j: dict[bool, list[float]] = {True: [], False: []}
-        begun_s = math.inf
-        for (start_s, end_s), next_s in pairwise([*stretches.tolist(), [math.inf, math.inf]]):
-            begun_s = min(begun_s, start_s)
-            if end_s - start_s < SHORT_UPDATES * update_s:
-                # Too little is seen of it: what comes right behind is of the same step.
-                is_short = end_s - begun_s < SHORT_UPDATES * update_s and next_s[0] == end_s
-                begun_s = begun_s if is_short else math.inf
+        stuck_j: dict[bool, list[float]] = {True: [], False: []}
+        for start_s, end_s in _long_enough(stretches, SHORT_UPDATES * self._update_s):
+            found = self._largest_behind(start_s, end_s, LATE_UPDATES)
+            if found is None:
                 continue
-            start_s, begun_s = begun_s, math.inf
-            k = max(int(at_s.searchsorted(start_s - older_s)) - 1, 0)
-            last = int(at_s.searchsorted(min(start_s + LATE_UPDATES * update_s, end_s) - older_s, side="right"))
-            if last <= k + 2:
-                continue
-            step = k + int(np.argmax(steps_w[k:last]))
-            # Of a gauge of means two changes are of one step, the first by as much as the edge cuts off its update.
-            cut = min(max((at_s[k + 1] + older_s - start_s) / update_s, 0.0), 1.0) if step == k + 1 else 1.0
-            is_late = step > k and cut * steps_w[step] > LATE_FACTOR * max(steps_w[k:step][:2])
-            late_s = (at_s[step] + at_s[step + 1]) / 2 + older_s - start_s if is_late else 0.0
-            missing_j[bool(self._change_w[step] > 0)].append(float(self._change_w[step]) * late_s)
-        often = [own for own in missing_j.values() if np.count_nonzero(own) >= MOSTLY_LATE * len(own)]
-        return math.fsum(map(math.fsum, often)) ** 2 / 3
+            missing_j[found.is_rise].append(found.missing_j if found.is_late else 0.0)
+            found = self._largest_behind(start_s, end_s, STUCK_UPDATES) or found
+            if found.was_stuck:
+                stuck_j[found.is_rise].append(found.missing_j)
+        late_j, alone_j2 = 0.0, 0.0
+        for is_rise, own in missing_j.items():
+            if np.count_nonzero(own) >= MOSTLY_LATE * len(own):
+                late_j += math.fsum(own)
+            else:
+                alone_j2 += math.fsum(one**2 for one in stuck_j[is_rise])
+        return (late_j**2 + alone_j2) / 3
+
+    def _largest_behind(self, start_s: float, end_s: float, updates: float) -> _Step | None:
+        """Within so many updates. None where too little of them was seen."""
+        at_s, steps_w, update_s, older_s = self._at_s, self._steps_w, self._update_s, self._older_s
+        k = max(int(at_s.searchsorted(start_s - older_s)) - 1, 0)
+        last = int(at_s.searchsorted(min(start_s + updates * update_s, end_s) - older_s, side="right"))
+        if last <= k + 2:
+            return None
+        step = k + int(np.argmax(steps_w[k:last]))
+        before_w = steps_w[k:step]
+        # Of a gauge of means two changes are of one step, the first by as much as the edge cuts off its update.
+        cut = min(max((at_s[k + 1] + older_s - start_s) / update_s, 0.0), 1.0) if step == k + 1 else 1.0
+        change_w, late_s = float(self._change_w[step]), float((at_s[step] + at_s[step + 1]) / 2 + older_s - start_s)
+        return _Step(
+            is_rise=change_w > 0,
+            missing_j=change_w * late_s,
+            is_late=step > k and bool(cut * steps_w[step] > LATE_FACTOR * before_w[:2].max()),
+            was_stuck=step > k + 1 and bool(steps_w[step] > STUCK_FACTOR * before_w.max()),
+        )
+
+
+class _Step(NamedTuple):
+    """The largest behind a start, and what is missing if it was there."""
+
+    is_rise: bool
+    missing_j: float
+    is_late: bool
+    was_stuck: bool
+
+
+def _long_enough(stretches: Array, least_s: float) -> Iterator[Interval]:
+    """Those [n, 2] that are; the step of a short one is looked for in the one right behind it, too."""
+    begun_s = math.inf
+    for (start_s, end_s), next_s in pairwise([*stretches.tolist(), [math.inf, math.inf]]):
+        begun_s = min(begun_s, start_s)
+        if end_s - start_s >= least_s:
+            yield begun_s, end_s
+            begun_s = math.inf
+        elif end_s - begun_s >= least_s or next_s[0] != end_s:
+            begun_s = math.inf
 
 
 def _moved_s(at_s: Array, i: NDArray[np.intp], edge_s: Array) -> Array:

@@ -213,8 +213,10 @@ def requests_read(
     idle_flicker_a: float,
     load_flicker_a: float = 5e-4,
     step_ua: float = UA_STEP,
+    stuck_s: tuple[float, float] = (0.0, 0.0),
 ) -> PowerTrace:
     shown_s = renewals_s(power, rng, how)
+    shown_s = shown_s[(shown_s < stuck_s[0]) | (shown_s >= stuck_s[1])]
     watts = power.power_w(shown_s)
     flicker_a = rng.normal(0.0, 1.0, len(shown_s)) * np.where(watts > 1.0, load_flicker_a, idle_flicker_a)
     current_ua = np.round((watts / VOLTS + flicker_a) * 1e6 / step_ua) * step_ua
@@ -272,6 +274,18 @@ def test_a_phone_that_shows_one_value_as_long_as_it_rests_has_its_joules(load_fl
     assert without <= 2
 
 
+def answered(power: StepPower) -> list[Completion]:
+    """The second request to the fifth."""
+    edges_s = power.edges_s.tolist()
+    return [
+        Completion(
+            request_id=f"r{i}", sample_id="s", n_prompt_tokens=1, start_s=edges_s[i], prefill_end_s=edges_s[i + 1],
+            end_s=edges_s[i + 2], token_ids=(1, 2), token_times_s=(edges_s[i + 1], edges_s[i + 2]),
+        )
+        for i in range(4, 16, 3)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("idle_flicker_a", "step_ua"), [(0.0, UA_STEP), (5e-4, 1000.0)])
 def test_where_requests_are_known_what_a_gauge_shows_late_is_in_the_uncertainty(
     idle_flicker_a: float, step_ua: float
@@ -283,14 +297,7 @@ def test_where_requests_are_known_what_a_gauge_shows_late_is_in_the_uncertainty(
         rng = np.random.default_rng(seed)
         power = requests(rng)
         read = requests_read(power, rng, "held", idle_flicker_a, step_ua=step_ua)
-        edges_s = power.edges_s.tolist()
-        done = [
-            Completion(
-                request_id=f"r{i}", sample_id="s", n_prompt_tokens=1, start_s=edges_s[i], prefill_end_s=edges_s[i + 1],
-                end_s=edges_s[i + 2], token_ids=(1, 2), token_times_s=(edges_s[i + 1], edges_s[i + 2]),
-            )
-            for i in range(4, 16, 3)
-        ]  # fmt: skip
+        done = answered(power)
         window = (done[0].start_s, done[-1].end_s)
         spans = phase_intervals(done, window)
         for found in energies_of(done, {WINDOW: [read]}, window).readings:
@@ -300,3 +307,26 @@ def test_where_requests_are_known_what_a_gauge_shows_late_is_in_the_uncertainty(
                 n_told += found.phase == "all"
                 assert abs(found.energy_j - true_j) <= 2 * found.uncertainty_j, (seed, found.phase)
     assert n_told >= 10
+
+
+@pytest.mark.parametrize(("stuck_s", "most_without"), [(0.0, 2), (1.5, 10), (2.0, 15), (2.5, 15)])
+def test_a_coarse_gauge_that_is_stuck_once_as_a_request_begins_is_less_certain(
+    stuck_s: float, most_without: int
+) -> None:
+    """Of the four one: no delay that all have, and repeats are usual in steps of 1 mA. 5 to 8 % were missing, with a
+    +- of 1.3 to 2 %: none to 6 of 16 windows held the truth."""
+    without = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        power = requests(rng)
+        done = answered(power)
+        begins_s, window = done[2].start_s, (done[0].start_s, done[-1].end_s)
+        stuck = (begins_s - 0.3, begins_s + stuck_s) if stuck_s else (0.0, 0.0)
+        read = requests_read(power, rng, "at once", 5e-4, step_ua=1000.0, stuck_s=stuck)
+        found = next(one for one in energies_of(done, {WINDOW: [read]}, window).readings if one.phase == "all")
+        without += found.energy_j is None
+        if found.energy_j is not None:
+            assert found.uncertainty_j is not None
+            assert abs(found.energy_j - power.energy_j(*window)) <= 2 * found.uncertainty_j
+            assert found.uncertainty_j <= 0.08 * found.energy_j
+    assert without <= most_without

@@ -193,6 +193,20 @@ def test_a_step_that_is_shown_late_may_be_missing_since_the_start(phase_s: float
     assert LoadEdges(of_means, 0.0).late_j2(np.array([[10.0, 30.0]])) == 0.0
 
 
+def test_one_step_that_is_shown_late_counts_where_nothing_moved_before_it() -> None:
+    """1 W, and 5 W from 10 to 30 s, 40 to 60 s and 70 to 90 s. The gauge of 1 s shows 1 W until 48 s."""
+    load = StepPower(np.array([0.0, 10, 30, 40, 60, 70, 90, 1e3]), np.array([1.0, 5, 1, 5, 1, 5, 1]))
+    at_s = 5.5 + np.arange(100.0)
+    shown_w = np.where((at_s > 40) & (at_s < 48), 1.0, load.power_w(at_s))
+    stretches = np.array([[10.0, 30], [30, 40], [40, 60], [60, 70], [70, 90]])
+    stuck = LoadEdges(trace("held", at_s, shown_w, 0.05, update_period_s=1.0), 0.0)
+    assert stuck.late_j2(stretches) == pytest.approx((4.0 * 8.0) ** 2 / 3)
+    # What moves by a tenth of the step meanwhile is a load that rises late.
+    moving_w = shown_w + np.where((at_s > 42) & (at_s < 45), 0.4, 0.0)
+    moving = LoadEdges(trace("held", at_s, moving_w, 0.05, update_period_s=1.0), 0.0)
+    assert moving.late_j2(stretches) == 0.0
+
+
 @pytest.mark.parametrize("method", ["modelled", "replayed"])
 def test_what_is_computed_or_played_back_knows_no_load(method: str) -> None:
     load = StepPower(np.array([0.0, 10.0, 30.0, 1e3]), np.array([1.0, 5.0, 1.0]))
