@@ -16,11 +16,11 @@ Script = bytes | Callable[[socket.socket], None]
 class ScriptedServer:
     """`asked` holds the bodies that came; `heads` what stood before them."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.scripts: list[Script] = []
         self.asked: list[Any] = []
         self.heads: list[str] = []
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening = socket.create_server(("127.0.0.1", port))
         self.port = self._listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self._answering = threading.Thread(target=self._answer, daemon=True)
@@ -75,8 +75,8 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted(*scripts: Script) -> Iterator[ScriptedServer]:
-    server = ScriptedServer()
+def scripted(*scripts: Script, port: int = 0) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(port)
     server.scripts += scripts
     try:
         yield server

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from engines.base import unheard
-from engines.errors import EngineError
+from engines.errors import EngineError, NoServerError
 from engines.external.openai_link import WAIT_S, ServerLink
 from results.cells import CACHE_NOT_KNOWN, SERVER_BUSY
 from tests.openai_client import client, request
@@ -217,3 +217,30 @@ def test_the_key_is_sent_and_told_nowhere(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("SERVERS_KEY")
     with pytest.raises(EngineError, match="key_variable SERVERS_KEY: the environment has none"):
         client("http://127.0.0.1:1/v1", key_variable="SERVERS_KEY")
+
+
+def tells_version(connection: socket.socket) -> None:
+    """And ends the connection."""
+    connection.sendall(answer({"version": "1"}))
+
+
+def test_a_server_that_has_gone_is_no_other_server() -> None:
+    """It was told as one that tells no version, which is no fault of a day: a resume measured none of its trials."""
+    with scripted(tells_version) as server:
+        through = client(server.url)
+        through.reset()
+    with pytest.raises(NoServerError, match="no server answers"):
+        through.reset()
+    through.close()
+
+
+def test_a_server_that_was_away_at_first_is_known_by_what_it_says_then() -> None:
+    """All later trials were refused: it was said to be another one than at the first trial."""
+    with scripted() as server:
+        port = server.port
+    through = client(server.url)
+    with pytest.raises(NoServerError):
+        through.reset()
+    with scripted(tells_version, port=port):
+        through.reset()
+    through.close()

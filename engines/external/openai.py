@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from engines.answers import StopStrings
 from engines.base import PhaseListener, unheard
-from engines.errors import EngineError, NotSupportedError
+from engines.errors import EngineError, NoServerError, NotSupportedError
 from engines.external.base import Answer
 from engines.external.openai_chunks import Streamed, Usage, model_in, scored_in, usage_in
 from engines.external.openai_counts import Room, check_models, check_prompt_count, tokens_of
@@ -395,12 +395,14 @@ def model_names(link: ServerLink) -> list[str]:
 
 
 def told_version(link: ServerLink, flavour: FlavourName) -> str | None:
-    """Its build, where it tells it."""
+    """Its build, where it tells it. Raises `NoServerError`: one that is away is no other server."""
     road, keys = FLAVOURS[flavour].version_road, FLAVOURS[flavour].version_keys
     if road is None:
         return None
     try:
         told = link.get(road, beside_v1=True)
+    except NoServerError:
+        raise
     except EngineError:
         return None
     found = [str(told[key]) for key in keys if isinstance(told, dict) and told.get(key)]
