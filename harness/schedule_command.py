@@ -223,7 +223,7 @@ def _row(book: Book, kept: Kept, world: World) -> dict[str, Any]:
     if progress.unfinished is not None:
         due = f"{due}: goes on with {progress.unfinished.folder}"
     if progress.owed is not None:
-        due = f"{due}; could not run: {progress.owed}"
+        due = f"{due}; {'could not run' if progress.unfinished is None else 'last'}: {progress.owed}"
     if book.is_locked(entry.name):
         due = "runs now"
     later = quiet_until(entry.quiet, entry.rhythm.zone, next_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from harness.schedule.entries import Book, Kept, Progress, Unfinished
 from harness.schedule.world import RealWorld
 from results.database import DATABASE
 from results.trials import Failure, Trial
+from tests.command import joulebench
 from tests.fakes.schedule_world import START, FakeWorld, Killed, book_with, entry, one_pass
 from tests.histories import made_trial, write_run
 from tests.plans import raw_plan, write_plan
@@ -123,7 +125,9 @@ def unfinished(book: Book, tmp_path: Path) -> tuple[Path, Unfinished]:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_run_is_closed_where_it_is_refused_and_not_where_its_plan_is(tmp_path: Path, is_there: bool) -> None:
+def test_a_run_is_closed_where_it_is_refused_and_not_where_its_plan_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
     book = Book(tmp_path)
     program, _ = unfinished(book, tmp_path)
     if not is_there:
@@ -132,6 +136,10 @@ def test_a_run_is_closed_where_it_is_refused_and_not_where_its_plan_is(tmp_path:
     assert (happened.kind, happened.code) == ("failed", 2)
     assert ("llama-bench" in happened.words) == (not is_there)
     assert (book.read("night").progress.unfinished is None) == is_there
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
+    [row] = json.loads(joulebench("schedule", "list", "--json").stdout)
+    folder = tmp_path / "runs/night-2026-01-01T0130Z"
+    assert row["next"].startswith(f"now: goes on with {folder}; last: engine bench: ") == (not is_there)
 
 
 def test_a_run_is_not_closed_where_what_its_plan_names_comes_up_meanwhile(
