@@ -414,7 +414,7 @@ def test_the_interval_of_when_holds_the_instant() -> None:
             {"minutes": 30, "until_charge_percent": 50},
             "protocol: stop.until_charge_percent 50 is not below min_charge_percent 50, from which a run may begin",
         ),
-        ({"minute": 30}, "protocol.stop.minute: unknown key, found 30"),
+        ({"minute": 30}, "protocol.stop.minute: unknown key; `stop = { minutes = 60 }` ends by time, without metric"),
     ],
 )
 def test_a_wrong_stop_is_told(stop: dict[str, Any], expected: str) -> None:
