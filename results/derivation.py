@@ -142,9 +142,9 @@ class LongTicks:
     """Charge counters of a trial that stood still while its requests ran: what they may have lost."""
 
     def __init__(self, traces: Sequence[PowerTrace], completions: Sequence[Completion]) -> None:
-        busy = _spans(completions)
+        busy, prompts = _spans(completions), [(c.start_s, c.prefill_end_s) for c in completions]
         self._found: list[tuple[PowerTrace, list[LongTick]]] = [
-            (trace, found) for trace in traces if (found := long_ticks(trace, busy))
+            (trace, found) for trace in traces if (found := long_ticks(trace, busy, prompts))
         ]
 
     def widened(self, reading: EnergyReading, spans: Sequence[Interval]) -> EnergyReading:

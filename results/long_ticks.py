@@ -4,7 +4,8 @@ A phone's charge counter ticks by a fixed charge, often 1 mAh. At rest it shows 
 readings alone believe such a value at any time (`results.renewal`). But nothing that computes draws as little as a
 phone at rest, and when requests ran is known. A tick during which requests ran for several times as long as they
 usually do may have lost what flows at the power beside it, or a part of that: what flowed while it rested is more. So
-too the first one, which has stood since before it was read.
+too the first one, which has stood since before it was read. What is usual while answers are written may be much longer
+than while prompts are read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ Array = NDArray[np.float64]
 
 FEWEST_TICKS = 10
 """While requests ran: of fewer nothing is usual."""
+FEWEST_OF_PHASE = 5
+"""While prompts were read, or answers written, for most of the time: of fewer nothing else is usual."""
 IDLE_SHARE = 0.1
 """Of a tick's time, without a request: more of them do not tell how long a tick usually takes."""
 BESIDE_TICKS = 5
@@ -61,9 +64,9 @@ class LongTick(NamedTuple):
         return float(self.busy.within_s(inside_s)[::2].sum()) / self.busy_s
 
 
-def long_ticks(trace: PowerTrace, requests: Sequence[Interval]) -> list[LongTick]:
-    """requests: when they ran. Of another trace than that of a charge counter, or of one whose readings are not usable,
-    none."""
+def long_ticks(trace: PowerTrace, requests: Sequence[Interval], prompts: Sequence[Interval] = ()) -> list[LongTick]:
+    """requests: when they ran; prompts: of this, when prompts were read. Of another trace than that of a charge
+    counter, or of one whose readings are not usable, none."""
     t, joules = trace.times_s, trace.values
     if trace.kind != "counter" or trace.method != "battery gauge" or not np.isfinite(joules).all():
         return []
@@ -79,11 +82,20 @@ def long_ticks(trace: PowerTrace, requests: Sequence[Interval]) -> list[LongTick
     is_busy[0] = False  # what it was read for is no tick's time
     if np.count_nonzero(is_busy) < FEWEST_TICKS:
         return []
-    usual_s = float(np.quantile(per_tick_s[is_busy], MOSTLY, method="lower"))
+    of_all_s = _usual_s(per_tick_s[is_busy])
+    usual_s = np.full(len(per_tick_s), of_all_s)
+    is_prompt = 2 * Busy(prompts).within_s(at_s) > busy_s
+    for own in (is_prompt, ~is_prompt):
+        if np.count_nonzero(is_busy & own) >= FEWEST_OF_PHASE:
+            usual_s[own] = max(of_all_s, _usual_s(per_tick_s[is_busy & own]))
     return [
         LongTick(float(at_s[k]), float(at_s[k + 1]), float(busy_s[k]), _hidden_j(at_s, joules[begins], busy_s, k), busy)
         for k in np.flatnonzero(per_tick_s > MANY_TIMES * usual_s).tolist()
     ]
+
+
+def _usual_s(per_tick_s: Array) -> float:
+    return float(np.quantile(per_tick_s, MOSTLY, method="lower"))
 
 
 def told(trace: PowerTrace, found: Sequence[LongTick]) -> str:

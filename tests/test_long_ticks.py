@@ -11,7 +11,7 @@ from results.derivation import RequestEnergies, energies_of
 from results.long_ticks import long_ticks
 from results.records import Completion, EnergyReading, PowerTrace
 from results.trace_files import WINDOW
-from tests.fakes.waveforms import trace
+from tests.fakes.waveforms import StepPower, trace
 
 TICK_J, TICK_S = 14.4, 5.0
 START_S, END_S = 100.0, 700.0
@@ -155,3 +155,51 @@ def test_nothing_is_said_of_other_meters_of_few_ticks_and_without_requests() -> 
     assert long_ticks(read, ((400.0, 440.0),)) == []
     rails = trace("counter", read.times_s, read.values, 1.0, update_period_s=TICK_S, resolution=TICK_J)
     assert long_ticks(rails, REQUESTS) == []
+
+
+def of_prompts_and_answers(
+    n: int, prompt_s: float, answer_s: float, answer_w: float, lost_s: tuple[float, float] = (0.0, 0.0)
+) -> tuple[PowerTrace, list[Completion], float]:
+    """Prompts at 7 W, read each second: (counter, requests, joules). It loses what flows in `lost_s`."""
+    edges_s = START_S + np.cumsum([0.0, *[prompt_s, answer_s] * n])
+    load = StepPower(np.array([0.0, *edges_s, 1e4]), np.array([0.5, *[7.0, answer_w] * n, 0.5]))
+    at_s = np.arange(0.0, edges_s[-1] + 30.0)
+    flowed_j = load.since_start_j(at_s)
+    flowed_j -= load.since_start_j(np.clip(at_s, *lost_s)) - load.since_start_j(np.array(lost_s[:1]))
+    fields = {"method": "battery gauge", "meter": "battery", "relative_accuracy": 0.0}
+    joules = np.floor(flowed_j / TICK_J) * TICK_J
+    read = trace("counter", at_s, joules, 1.0, update_period_s=1.0, resolution=TICK_J, **fields)
+    done = [
+        Completion(
+            request_id=f"r{i}", sample_id="s", n_prompt_tokens=1, start_s=edges_s[i], prefill_end_s=edges_s[i + 1],
+            end_s=edges_s[i + 2], token_ids=(1, 2), token_times_s=(edges_s[i + 1], edges_s[i + 2]),
+        )
+        for i in range(0, 2 * n, 2)
+    ]  # fmt: skip
+    return read, done, load.energy_j(START_S, float(edges_s[-1]))
+
+
+@pytest.mark.parametrize(("n", "prompt_s", "answer_s", "answer_w"), [(10, 60, 15, 1.2), (6, 100, 40, 1.5)])
+def test_answers_at_a_sixth_of_the_prompts_power_are_no_stand(
+    n: int, prompt_s: float, answer_s: float, answer_w: float
+) -> None:
+    """Ticks are six times as long as in prompts, one of them in each answer. There were no joules, or a +- of 5 %."""
+    read, done, true_j = of_prompts_and_answers(n, prompt_s, answer_s, answer_w)
+    window = (START_S, done[-1].end_s)
+    found = next(one for one in energies_of(done, {WINDOW: [read]}, window).readings if one.phase == "all")
+    assert found.energy_j == pytest.approx(true_j, rel=0.01), found.reason
+    assert found.remark is None
+    assert found.uncertainty_j is not None
+    assert found.uncertainty_j < 0.01 * true_j
+
+
+@pytest.mark.parametrize("lost_s", [(415.0, 455.0), (430.0, 470.0)])
+def test_a_stand_beside_weak_answers_is_doubted_all_the_same(lost_s: tuple[float, float]) -> None:
+    """The fifth answer is from 460 to 475 s: of the stand none, or a quarter, lies in it."""
+    read, done, true_j = of_prompts_and_answers(10, 60.0, 15.0, 1.2, lost_s)
+    window = (START_S, done[-1].end_s)
+    found = next(one for one in energies_of(done, {WINDOW: [read]}, window).readings if one.phase == "all")
+    assert "while requests ran" in f"{found.remark} {found.reason}"
+    if found.energy_j is not None:
+        assert found.uncertainty_j is not None
+        assert abs(found.energy_j - true_j) <= 2 * found.uncertainty_j
