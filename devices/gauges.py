@@ -26,6 +26,8 @@ FEWEST_REPEATS = 4
 """Among few updates fewer are chance, and make none coarse whose values usually differ by more than `SAME_STEPS`."""
 RESTS = 0.5
 """The share of updates that repeat one from which the load of so much power has no noise."""
+FEWEST_RESTS, AS_LONG = 3, 1.25
+"""So many others that rest at the same value tell for how long a phone does: no more than so many times the longest."""
 LEAP_SHARE, BY_CHANCE_AT_LEAP = 0.1, 0.1
 """The same of a value that ends with a leap of the load by so much: of the leaps of one window in ten."""
 LATE_SIGMAS, APART_SIGMAS, FEWEST_LATE, MOST_LATE = 4.0, 2.0, 4, 0.01
@@ -65,8 +67,9 @@ def observed_update_period_s(times_s: Array, shown: Array) -> float:
 
 
 def stuck_stretches_s(times_s: Array, shown: Array, update_period_s: float) -> tuple[tuple[float, float], ...]:
-    """Stretches that show the same to the last digit for more than `STUCK_UPDATES` updates; where a gauge may have
-    stood still meanwhile, for more than `GAP_UPDATES`, or together for a notable share of all the time.
+    """Stretches that show the same to the last digit for more than `STUCK_UPDATES` updates, and longer than other rests
+    at that value; where a gauge may have stood still meanwhile, for more than `GAP_UPDATES`, or together for a notable
+    share of all the time.
     """
     runs = _runs(times_s, shown, update_period_s)
     unsure_s = sum(run.end_s - run.start_s - update_period_s for run in runs if run.is_unsure)
@@ -75,7 +78,7 @@ def stuck_stretches_s(times_s: Array, shown: Array, update_period_s: float) -> t
     return tuple(
         (run.start_s, run.end_s)
         for run in runs
-        if run.is_late or run.end_s - run.start_s > (most if run.is_unsure else STUCK_UPDATES) * update_period_s
+        if run.is_late or run.end_s - run.start_s > (most if run.is_unsure else run.most_updates) * update_period_s
     )
 
 
@@ -89,6 +92,8 @@ class _Run(NamedTuple):
     is_unsure: bool
     is_late: bool
     """One of many that hid the begin of what came behind them."""
+    most_updates: float
+    """As long as it is sure: for more the gauge has stopped."""
 
 
 def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
@@ -119,18 +124,22 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
         at_leap = 1 + float(np.log(BY_CHANCE_AT_LEAP / leaps.sum()) / np.log(repeats))
         # Of longer runs the values on both sides bound nothing, and the leap alone is no reason to give up a window.
         unsure |= leaps & (n_updates > at_leap - 0.5) & (n_updates <= GAP_UPDATES + 0.5)
-    unsure &= ~_rests(shown, begins, n_updates, unsure)
+    rests, usual_updates = _rests(shown, begins, n_updates, unsure | (n_updates > STUCK_UPDATES))
+    unsure &= ~rests
     late = _late(shown_w, leaps, np.maximum(1.0, np.round(n_updates))) if leaps.any() else leaps
-    columns = (begins, ends, start_s, end_s, unsure | late, late)
+    columns = (begins, ends, start_s, end_s, unsure | late, late, np.maximum(STUCK_UPDATES, AS_LONG * usual_updates))
     return [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _rests(shown: Array, begins: NDArray[np.intp], n_updates: Array, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which of the values [runs] that are asked for stand for no longer than others like them do by chance.
+def _rests(
+    shown: Array, begins: NDArray[np.intp], n_updates: Array, asked: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], Array]:
+    """Which of the values [runs] that are asked for stand for no longer than others like them do by chance; and for how
+    long the longest of those did, where they are enough to tell, else 0.
 
     A phone at rest may show one value for as long as it rests, and none twice under a load that has noise.
     """
-    found = np.zeros(len(begins), dtype=np.bool_)
+    found, longest = np.zeros(len(begins), dtype=np.bool_), np.zeros(len(begins))
     values, least = shown[begins], SAME_STEPS * smallest_step(shown)
     for i in np.flatnonzero(asked).tolist():
         is_near = np.abs(values - values[i]) <= max(least, SAME_SHARE * abs(values[i]))
@@ -139,7 +148,9 @@ def _rests(shown: Array, begins: NDArray[np.intp], n_updates: Array, asked: NDAr
         repeats = float(((usual - 1).sum() + 1) / (usual.sum() + 2))
         n_likely = 1 + float(np.log(BY_CHANCE / max(1.0, n_updates.sum())) / np.log(repeats))
         found[i] = repeats > RESTS and n_updates[i] <= n_likely - 0.5
-    return found
+        if found[i] and len(usual) >= FEWEST_RESTS:
+            longest[i] = usual.max()
+    return found, longest
 
 
 def _late(shown_w: Array, leaps: NDArray[np.bool_], n_updates: Array) -> NDArray[np.bool_]:
