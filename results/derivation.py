@@ -158,8 +158,8 @@ class LongTicks:
             # What stops a counter once stops it again: they err together.
             off_j = math.fsum(tick.hidden_j * tick.within(spans) for tick in inside) / math.sqrt(3)
             if off_j > MAX_STILL_SIGMA * reading.energy_j:
-                return _without_joules(reading, f"{told(trace, inside)} (measure again)")
-            remark = "; ".join(filter(None, [reading.remark, told(trace, inside)]))
+                return _without_joules(reading, f"{told(trace, inside, spans)} (measure again)")
+            remark = "; ".join(filter(None, [reading.remark, told(trace, inside, spans)]))
             reading = _less_certain(reading, off_j).model_copy(update={"remark": remark})
         return reading
 

@@ -98,11 +98,13 @@ def _usual_s(per_tick_s: Array) -> float:
     return float(np.quantile(per_tick_s, MOSTLY, method="lower"))
 
 
-def told(trace: PowerTrace, found: Sequence[LongTick]) -> str:
+def told(trace: PowerTrace, found: Sequence[LongTick], spans: Sequence[Interval]) -> str:
+    """Of what they may have lost in these spans."""
     longest_s = max(tick.busy_s for tick in found)
+    lost_j = sum(tick.hidden_j * tick.within(spans) for tick in found)
     return (
         f"{trace.meter} {trace.component}: it showed one value for up to {format_duration(longest_s)} while requests"
-        f" ran, several times as long as usual; up to {sum(tick.hidden_j for tick in found):.3g} J may be lost"
+        f" ran, several times as long as usual; up to {lost_j:.3g} J may be lost"
     )
 
 

@@ -140,6 +140,15 @@ def test_what_was_hidden_flowed_while_requests_ran() -> None:
     assert tick.hidden_j == pytest.approx((END_S - tick.start_s) * TICK_J / TICK_S - TICK_J)
 
 
+def test_a_request_is_told_what_it_may_have_lost_itself() -> None:
+    """One value for 45 s, 115.2 J hidden in them; the first of two requests has the first third of it."""
+    read = counter((400.0, 440.0))
+    [tick] = long_ticks(read, REQUESTS)
+    done = asked((START_S, tick.start_s + 15.0), (tick.start_s + 15.0, END_S))
+    first = RequestEnergies([read], "battery", done).of(done[:1])
+    assert "up to 38.4 J may be lost" in f"{first.remark} {first.reason}"
+
+
 def test_what_is_hidden_is_due_by_the_higher_power_beside() -> None:
     """One value for 45 s, and 40 s of 2.88 W in them."""
     [tick] = long_ticks(counter((400.0, 440.0)), REQUESTS)
