@@ -28,7 +28,7 @@ from results.cumulative import (
 from results.intervals import Interval
 from results.jumps import LoneStep, lone_steps
 from results.liveness import Beside, at_rest, shows_nothing
-from results.load_edges import LoadEdges
+from results.load_edges import LoadEdges, means_at_edges_j
 from results.rest import Resting, Stood, lowest_w, showing, stood_still
 from results.spikes import lone_spikes, runs_of
 from results.time_means import TimeMeanErrors
@@ -89,6 +89,8 @@ class ComponentEnergy:
         energy_j = float((edge_energy_j[:, 1] - edge_energy_j[:, 0]).sum())
         if self._load_edges is not None:
             energy_j += self._load_edges.stepped_j(edges)
+        elif self._knows_load and self._averaged_s > 0:
+            energy_j += means_at_edges_j(curve, self._averaged_s, edges)
         variance_j2 = self._errors.variance_j2(edges)
         if self._load_edges is not None and trace.update_period_s > 0:
             variance_j2 += self._load_edges.late_j2(np.asarray(stretches or intervals, dtype=np.float64))
@@ -159,13 +161,16 @@ class ComponentEnergy:
 
     @cached_property
     def _load_edges(self) -> LoadEdges | None:
-        """None where nothing is known of the load, and of means of a known time, which hold all of it."""
+        """None where nothing is known of the load, and of means of a known time, which have a rule of their own."""
         trace, curve = self.trace, self._curve
-        knows_load = self._of_load and trace.method not in ("modelled", "replayed")
-        if not knows_load or curve.watts is None or curve.is_flat or self._averaged_s > 0:
+        if not self._knows_load or curve.watts is None or self._averaged_s > 0:
             return None
         stands_for = replace(trace, times_s=curve.times_s, values=curve.watts)
         return LoadEdges(stands_for, OLDER * trace.update_period_s)
+
+    @property
+    def _knows_load(self) -> bool:
+        return self._of_load and self.trace.method not in ("modelled", "replayed") and not self._curve.is_flat
 
     @property
     def _averaged_s(self) -> float:

@@ -8,6 +8,10 @@ edge is put there. What a line follows (`results.uncertainty`) is no step, and s
 A gauge shows an instant, or the mean of the update before it. A mean that an edge cuts at a share s of its update lies
 between two levels, and the next one is 1 - s of the whole step off: no more of the next change is put to the edge too.
 
+A mean of a time M that is known, and that ends M behind a start, or at an end, holds nothing of what is on the other
+side of that edge: its joules are those of that time, whatever the power did. A line through the means has D M / 8 less
+where a load begins with power D, and as much where it ends.
+
 Some gauges show a step later than that, by a delay of their own, or as work keeps them waiting. Where an edge shows
 next to nothing, and the largest step of the next updates comes later, what flowed meanwhile may be missing, or be too
 much where power falls. Rises and falls inside a window make up for each other where both are late. One standard
@@ -25,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from results.cumulative import Cumulative, energy_at
 from results.intervals import Interval
 from results.records import PowerTrace
 from results.uncertainty import sudden_steps_w
@@ -112,6 +117,20 @@ class LoadEdges:
             is_late=step > k and bool(cut * steps_w[step] > LATE_FACTOR * before_w[:2].max()),
             was_stuck=step > k + 1 and bool(steps_w[step] > STUCK_FACTOR * before_w.max()),
         )
+
+
+def means_at_edges_j(curve: Cumulative, averaged_s: float, edges: Array) -> float:
+    """Joules that intervals [n, 2] have more than by lines between means of so long, by the first and the last mean in
+    each; those that hold no two of them stay."""
+    assert curve.watts is not None
+    starts_s, ends_s = edges[edges[:, 1] - edges[:, 0] >= 2 * averaged_s].T
+    begins_s = np.concatenate([starts_s, ends_s - averaged_s])
+    # None of a time that reaches across the edge.
+    first = np.searchsorted(curve.times_s, starts_s + averaged_s / 2)
+    last = np.searchsorted(curve.times_s, ends_s - averaged_s / 2, side="right") - 1
+    means_w = curve.watts[np.concatenate([first, last])]
+    by_lines_j = energy_at(curve, begins_s + averaged_s) - energy_at(curve, begins_s)
+    return float((means_w * averaged_s - by_lines_j).sum())
 
 
 class _Step(NamedTuple):
