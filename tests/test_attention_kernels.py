@@ -30,6 +30,7 @@ ARITHMETICS: list[tuple[Form, Arithmetic, AttentionArithmetic]] = [
 ]
 """Of matrices: form and arithmetic; and of attention."""
 SCALE = 0.25
+SINKS = random(6, seed=4)
 ROOT = Path(__file__).parents[1]
 by_arithmetic = pytest.mark.parametrize(
     "held",
@@ -89,7 +90,7 @@ def test_attention_block_is_its_definition(
     matrices = [random(*shape, seed=n) / 3 for n, shape in enumerate([(96, 40), (32, 40), (32, 40), (40, 96)])]
     biases = [random(n, seed=n + place) for place, n in enumerate((96, 32, 32, 40))]
     norms = [4 * random(16, seed=7), random(16, seed=8)] if norm else None
-    sinks = random(6, seed=4) if sink else None
+    sinks = SINKS if sink else None
     cos, sin = random(n_new, 4, seed=5), random(n_new, 4, seed=6)
     table = tables.attention_table(
         *matrices, (biases[0], biases[1], biases[2], biases[3]), (norms[0], norms[1], 1e-3) if norms else None, sinks,
@@ -113,12 +114,12 @@ def attended(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
+    sinks: Tensor | None = SINKS,
 ) -> Tensor:
     """What six heads find for tokens that come in pieces of `cut`, behind what is cached before them all."""
     form, of_products, of_attention = held
     width, dim = query.shape[1], keys.shape[2]
     matrices = [store(torch.eye(rows, width), form, of_products) for rows in (width, 2 * dim, 2 * dim, width)]
-    sinks = random(6, seed=4)
     table = tables.attention_table(
         *matrices, (None,) * 4, None, sinks, dim, window, SCALE, neighbours=False, arithmetic=of_attention
     )
@@ -215,7 +216,7 @@ def test_many_small_shares_are_not_lost_beside_a_large_one_in_int8() -> None:
     query[-1, ::16] = 1.0
     found = attended([1 + n_far], IN_INT8, None, query, keys, values)[-1]
     exact = attended([1 + n_far], IN_FP32, None, *in_bytes(query, keys), values)[-1]
-    without = values[0, -1] * 2**15 / (2**15 + n_keys - 1 + torch.exp(random(6, seed=4))[0])
+    without = values[0, -1] * 2**15 / (2**15 + n_keys - 1 + torch.exp(SINKS)[0])
     assert relative_error(without[None], exact[None, :16].double()) > 0.03
     assert relative_error(found[None], exact[None].double()) < 1e-3
 
@@ -233,6 +234,20 @@ def test_values_far_apart_and_none_at_all_count_as_they_are_in_int8() -> None:
     assert relative_error(attended([230], IN_INT8, None, query, keys, values), exact.double()) < 1e-3
     nothing = attended([230], IN_INT8, None, query, keys, torch.zeros_like(values))
     assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+@needs_compiler
+@needs_byte_attention
+@pytest.mark.parametrize("score", [*(n / 2 for n in range(-180, -160)), -270, 0, 90])
+def test_a_block_of_which_a_query_sees_nothing_adds_nothing_in_int8(score: float) -> None:
+    """Queries 82 to 95 meet the keys from 96 on beside later ones. All scores are the same, so all shares are. Where
+    scores and the scale of values came to 2^-128, what such a block adds was 0 times infinity."""
+    query, keys, values = torch.zeros(130, 96), torch.zeros(2, 130, 16), random(2, 130, 16, seed=2)
+    query[:, ::16], keys[:, :, 0] = 1.0, score / SCALE
+    found = attended([50, 80], IN_INT8, None, query, keys, values, sinks=None)
+    means = values.cumsum(dim=1) / torch.arange(1, 131)[:, None]
+    exact = means[[0, 0, 0, 1, 1, 1]].transpose(0, 1).reshape(130, 96)
+    assert relative_error(found, exact.double()) < 1e-3
 
 
 @needs_compiler
@@ -255,7 +270,7 @@ def test_one_token_finds_the_same_whether_or_not_heads_fill_whole_registers(dim:
     found = attended([1], ("fp32", "fp32", "fp32"), None, query, keys, values)
     by_head_M3D = query.double().view(2, 3, dim)
     score_M3S = SCALE * by_head_M3D @ keys.double().mT
-    with_sinks = torch.cat([score_M3S, random(6, seed=4).double().view(2, 3, 1)], dim=-1)
+    with_sinks = torch.cat([score_M3S, SINKS.double().view(2, 3, 1)], dim=-1)
     expected = with_sinks.softmax(dim=-1)[..., :n_seen] @ values.double()
     assert relative_error(found, expected.flatten()[None]) < 3e-6
 

@@ -25,7 +25,7 @@ struct Attention {
   float scale;
   const float* sinks;
   // Of enum Arithmetic. By bf16 many queries, keys, shares and values are rounded to bf16; by int8 queries and keys are
-  // rounded as inputs are (rounded.h), and shares and values to bf16.
+  // rounded as inputs are (rounded.h), and shares and values to whole numbers (attention_blocks.h).
   int32_t arithmetic;
 
   int64_t first_seen(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }

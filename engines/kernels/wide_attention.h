@@ -92,7 +92,8 @@ struct Queries {
       for (; s + 2 <= n_keys; s += 2) share(two);
       if (s < n_keys) share(one);
       if constexpr (kIsOwn) {
-        units[part] = exp_below_one(base_of(found) - base_of(most)) / (1 << Block::kBitsOfShare);
+        // Of a block that a query sees nothing of, no number above 0 may go there: it has no exponential.
+        units[part] = found == -INFINITY ? fN{} : exp_below_one(found - most) / (1 << Block::kBitsOfShare);
         sums += own * units[part];
       }
       const bool is_kept = !std::memcmp(&most, &largest[part], sizeof most);  // and what was found shrinks by 1
