@@ -54,10 +54,12 @@ def test_an_arm_that_was_set_otherwise_is_not_judged_without_a_word(tmp_path: Pa
 
 
 def test_a_number_that_runs_of_before_kept_otherwise_is_no_change(tmp_path: Path) -> None:
-    """It was told: "threads 1 → 1"."""
+    """It was told: "threads 1 → 1". Nor is a key without a value one, nor the order of a table's keys."""
 
     def settings(day: int, arm: str) -> dict[str, object]:
-        return {"threads": 1 if day < 10 else "1" if day < 15 else "2"}
+        cores = {"prefill": "0-1", "decode": "0"} if day < 8 else {"decode": "0", "prefill": "0-1"}
+        unset = {"dtype": None} if day < 9 else {}
+        return {"threads": 1 if day < 10 else "1" if day < 15 else "2", "cores": cores, **unset}
 
     write_history(tmp_path, 20, slower(0, 0), arms=("a",), settings=settings)
     assert judged(tmp_path)["a"].settings_changed == ("run015: threads 1 → 2",)

@@ -55,7 +55,7 @@ def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         # As they are shown: runs of before kept some numbers that are texts now.
         f"{key} {' → '.join(_unlike_parts(*found[key]))}"
         for key in sorted(found)
-        if len(set(found[key])) > 1
+        if one.get(key) != other.get(key) and len(set(found[key])) > 1
     ]
 
 
