@@ -10,6 +10,7 @@ from devices.models.core_clusters import CoreCluster, Selection
 from harness.reproduce.mnn_aecs.searches import truth
 from harness.tuning.aecs import PRESETS, asking
 from harness.tuning.core_race import core_race, exhaustive_race, judged_by
+from harness.tuning.prefill_rates import RATES, prefill_rates
 from harness.tuning.race import Answer, Ask, Failed, Reading, Rules, drive
 from harness.tuning.selections import candidates, n_selections
 from tests.fakes.simulated_phones import SimulatedPhone, Weather
@@ -99,3 +100,17 @@ def test_the_single_probe_search_leaves_out_what_fails() -> None:
         return Failed("not supported") if ask.arm == (0, 2, 0) else exact(ask)
 
     assert drive(asking(MATE_40_PRO, PRESETS["aecs-measured"]), probe).chosen == (0, 3, 0)
+
+
+def test_the_authors_prefill_rule_takes_the_rate_of_the_shortest_time() -> None:
+    """64 tokens at each rate twice: 75 % has one time of 1.0 s, the shortest, and one of 2 s."""
+    asked: list[int] = []
+
+    def probe(ask: Ask[int]) -> Answer:
+        asked.append(ask.arm)
+        return Reading(64.0 if (ask.arm, ask.round) == (75, 2) else 32.0, None)
+
+    found = drive(prefill_rates(), probe)
+    assert found.chosen == 75
+    assert asked == [rate for rate in RATES for _ in range(2)]
+    assert found.seconds[75] == pytest.approx((2.0, 1.0))
