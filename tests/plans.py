@@ -83,3 +83,14 @@ def problems(raw: Any) -> list[str]:
     with pytest.raises(PlanError) as caught:
         build_plan(raw)
     return list(caught.value.problems)
+
+
+def write_failing_plan(folder: Path) -> tuple[Path, Path]:
+    """A plan with a llama-bench that is no program, so that every trial fails: the plan's file, and the program's."""
+    program, model = folder / "llama-bench", folder / "model.gguf"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    model.write_bytes(b"GGUF")
+    arm = {"name": "bench", "runs": "llama-bench", "program": str(program), "model_file": str(model), "threads": 1}
+    lengths = {"name": "fixed_lengths", "prompt_tokens": 8, "new_tokens": 2, "limit": 1}
+    return write_plan(folder / "plan.toml", raw_plan(engine=[arm], workload=[lengths])), program

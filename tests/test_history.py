@@ -15,8 +15,7 @@ from rich.cells import cell_len
 from devices import cpu_seconds
 from harness import history_command
 from results.history import index
-from results.history.index import INDEX, HistoryError, open_history
-from results.history.marks import LOCK, MARKS, baseline_runs, mark, read_marks
+from results.history.index import INDEX, open_history
 from results.store import Store
 from tests.command import Finished, joulebench
 from tests.histories import START, made_trial, write_history, write_run
@@ -252,16 +251,6 @@ def test_bad_input_is_one_line(runs: Path, arguments: tuple[str, ...], said: str
     assert said in line
 
 
-def test_where_the_folder_of_runs_is_not_there_a_baseline_is_told_how_to_name_it(runs: Path) -> None:
-    """It said to give the folder "as `runs`", which is what was not there, and the command takes none so."""
-    found = joulebench("baseline", "set", "good", str(runs / "run000"), cwd=runs)
-    assert found.code == 2
-    (line,) = found.problems
-    assert "runs is not there" in line
-    assert line.endswith("with --history")
-    assert joulebench("baseline", "set", "good", str(runs / "run000"), "--history", str(runs)).code == 0
-
-
 def test_names_of_runs_reach_the_page_as_text(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
     cells = [cell("c1", engine=hostile)]
@@ -411,46 +400,3 @@ def test_an_index_of_before_settings_is_made_again(tmp_path: Path) -> None:
     db.close()
     with open_history(tmp_path) as found:
         assert [run.settings[0].settings.engine for run in found.runs] == [{"experts": "int8"}] * 2
-
-
-# --- baselines -------------------------------------------------------------------------------------------------------
-
-
-def test_baselines_are_set_added_to_listed_and_removed(tmp_path: Path) -> None:
-    write_history(tmp_path, 3, step)
-    at = ("--history", str(tmp_path))
-    assert joulebench("baseline", "set", "good", str(tmp_path / "run000"), *at).code == 0
-    added = joulebench("baseline", "set", "good", "run001-id", "--add", *at)
-    assert added.stdout == f"baseline good of {tmp_path}: run000, run001\n"
-    assert "[good]" in listed(tmp_path).stdout.splitlines()[1]
-    assert "run000, run001" in joulebench("baseline", "list", *at).stdout
-    assert joulebench("baseline", "remove", "good", *at).code == 0
-    assert read_marks(tmp_path) == {}
-    unknown = joulebench("baseline", "remove", "good", *at)
-    assert (unknown.code, "no such baseline" in unknown.stderr) == (2, True)
-    stranger = joulebench("baseline", "set", "good", "run009", *at)
-    assert (stranger.code, "has no such run" in stranger.stderr) == (2, True)
-    assert "--history names another folder of runs" in stranger.stderr
-
-
-@pytest.mark.parametrize("command", [("set", "good", "run000"), ("remove", "good")])
-def test_baselines_that_cannot_be_written_end_with_7_and_stay(tmp_path: Path, command: tuple[str, ...]) -> None:
-    write_history(tmp_path, 2, step)
-    kept = '{"good": ["run001"]}'
-    (tmp_path / MARKS).write_text(kept)
-    (tmp_path / LOCK).mkdir()
-    done = joulebench("baseline", *command, "--history", str(tmp_path))
-    assert (done.code, done.stdout) == (7, "")
-    assert f"{LOCK}: cannot be written" in done.stderr
-    assert f"make {tmp_path} writable" in done.stderr
-    assert (tmp_path / MARKS).read_text() == kept
-
-
-def test_a_baseline_file_that_is_none_is_told(tmp_path: Path) -> None:
-    write_history(tmp_path, 1, step)
-    (tmp_path / MARKS).write_text('{"good": "run000"}', encoding="utf-8")
-    with open_history(tmp_path) as found, pytest.raises(HistoryError, match="is not of the form"):
-        mark(found, "other", ["run000"], add=False)
-    (tmp_path / MARKS).write_text('{"good": ["run007"]}', encoding="utf-8")
-    with open_history(tmp_path) as found, pytest.raises(HistoryError, match="baseline good: run007"):
-        baseline_runs(found, "good")

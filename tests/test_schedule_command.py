@@ -19,7 +19,7 @@ from harness.schedule.world import RealWorld, environment_of
 from results.database import DATABASE
 from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench, names_of_modules
-from tests.plans import FAST, SHAREGPT, raw_plan, write_plan
+from tests.plans import FAST, SHAREGPT, raw_plan, write_failing_plan, write_plan
 
 HOSTILE = 'night\'; touch owned; $(touch owned) "x" %n'
 
@@ -297,14 +297,7 @@ def test_a_failed_run_tells_why_and_its_message_is_no_code(tmp_path: Path) -> No
 
 
 def test_a_run_with_failed_trials_ends_with_its_code_and_reason(tmp_path: Path) -> None:
-    """llama-bench that is no program: every trial fails."""
-    program, model = tmp_path / "llama-bench", tmp_path / "model.gguf"
-    program.write_text("#!/bin/sh\nexit 3\n")
-    program.chmod(0o755)
-    model.write_bytes(b"GGUF")
-    arm = {"name": "bench", "runs": "llama-bench", "program": str(program), "model_file": str(model), "threads": 1}
-    lengths = {"name": "fixed_lengths", "prompt_tokens": 8, "new_tokens": 2, "limit": 1}
-    write_plan(tmp_path / "plan.toml", raw_plan(engine=[arm], workload=[lengths]))
+    write_failing_plan(tmp_path)
     assert add(tmp_path)[::2] == (0, "")
     code, _, errors = schedule(tmp_path, "run-due")
     assert code == 5

@@ -16,7 +16,7 @@ from results.trials import Failure, Trial
 from tests.command import joulebench
 from tests.fakes.schedule_world import START, FakeWorld, Killed, book_with, entry, one_pass
 from tests.histories import made_trial, write_run
-from tests.plans import raw_plan, write_plan
+from tests.plans import write_failing_plan
 from tests.run_builders import cell, trial
 
 
@@ -107,13 +107,7 @@ def test_a_run_that_cannot_be_gone_on_with_for_days_is_told_each_day(tmp_path: P
 
 def unfinished(book: Book, tmp_path: Path) -> tuple[Path, Unfinished]:
     """An entry whose run was begun, with a program as an engine; its database holds nothing."""
-    program, model = tmp_path / "llama-bench", tmp_path / "model.gguf"
-    program.write_text("#!/bin/sh\nexit 3\n")
-    program.chmod(0o755)
-    model.write_bytes(b"GGUF")
-    arm = {"name": "bench", "runs": "llama-bench", "program": str(program), "model_file": str(model), "threads": 1}
-    lengths = {"name": "fixed_lengths", "prompt_tokens": 8, "new_tokens": 2, "limit": 1}
-    plan = write_plan(tmp_path / "plan.toml", raw_plan(engine=[arm], workload=[lengths]))
+    plan, program = write_failing_plan(tmp_path)
     own = entry(plan=str(plan), plan_sha256=sha256_of(plan), folder=str(tmp_path), out=str(tmp_path / "runs"))
     folder = own.run_folder(0)
     folder.mkdir(parents=True)
