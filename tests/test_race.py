@@ -85,3 +85,18 @@ def test_spent_probes_are_told_as_not_separated() -> None:
     found = drive(race(("a", "b"), Rules(most_probes=20)), noisy(0.1, seed=3, truth=twins))
     assert not found.is_separated
     assert found.n_probes <= 20
+
+
+def test_the_interval_of_the_chosen_holds_its_cost_though_the_least_of_many_is_a_lucky_one() -> None:
+    """12 candidates that all cost 1, 8 rounds, 3 % noise: an interval for each alone held that in 76 of 100."""
+    alike = {str(k): (100.0, 100.0) for k in range(12)}
+    held = []
+    for seed in range(200):
+        found = drive(race(tuple(alike), Rules(most_probes=8 * 12), seed=seed), noisy(0.03, seed, alike))
+        cost = next(one.cost for one in found.standings if one.arm == found.chosen)
+        assert cost is not None
+        assert cost.low is not None
+        assert cost.high is not None
+        held.append(cost.low <= 1.0 <= cost.high)
+    # Of 200 sessions, 95 % is known to 1.5 %.
+    assert np.mean(held) >= 0.92

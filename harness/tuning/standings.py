@@ -34,7 +34,10 @@ class Step(NamedTuple, Generic[Arm]):
 
 
 class Standing(NamedTuple, Generic[Arm]):
-    """A candidate at the end. Intervals are of 95 %. None: nothing was probed, or there is no energy, or no second."""
+    """A candidate at the end. None: nothing was probed, or there is no energy, or no second.
+
+    Intervals of a figure hold for all candidates at once, at 95 %: the chosen is the least of them, by luck too.
+    """
 
     arm: Arm
     state: State
@@ -124,7 +127,8 @@ def _estimate(fit: Fit, k: int) -> Estimate:
 
     value = math.exp(float(fit.effect_K[k]) + fit.level)
     error, dof = fit.value_error(k)
-    half = float(stdtrit(dof, 0.5 + CONFIDENCE / 2)) * error if dof >= 1 and math.isfinite(error) else math.inf
+    of_all = 1 - (1 - CONFIDENCE) / 2 / len(fit.effect_K)  # Bonferroni
+    half = float(stdtrit(dof, of_all)) * error if dof >= 1 and math.isfinite(error) else math.inf
     if not LEAST_WIDTH < 2 * half < MOST_WIDTH:
         return Estimate(value, None, None)
     return Estimate(value, value * math.exp(-half), value * math.exp(half))
