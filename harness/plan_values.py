@@ -103,6 +103,8 @@ def shown(value: Any, told: Callable[[Any], str] = repr) -> str:
     """As much of a value as a line has room for. told: `ascii` where it matters which characters there are."""
     if type(value) is int and abs(value) > MAX_WHOLE:
         return f"a number of {n_digits(value)} digits"
+    if isinstance(value, bool):
+        return str(value).lower()  # as TOML writes it
     text = told(value)
     return _in_part(text)
 

@@ -118,7 +118,7 @@ def _look_at_workload(
             if not workload.requests(NO_TEXT, most):
                 found.empty[part.label, spec.source] = reasons_for_none(workload, part.label, most)
         except WorkloadError as error:
-            found.problems.append(f"workload {part.label}: {error}")
+            found.problems.append(f"workload {part.label}: {str(error).removeprefix(f'{part.label}: ')}")
 
 
 def _look_at_model(

@@ -15,7 +15,18 @@ from engines.external.openai_flavours import FLAVOURS
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.external.catalog import EXTERNAL
 from harness.plan_values import shown
-from harness.schema import UNKNOWN_ENGINE, AllEngines, ReadByName
+from harness.schema import (
+    DEVICE,
+    ENGINE,
+    MODEL,
+    PROTOCOL,
+    TECHNIQUE,
+    UNKNOWN_ENGINE,
+    WORKLOAD,
+    AllEngines,
+    EngineSpec,
+    ReadByName,
+)
 
 SECRET = re.compile("(^|_)(api_?key|key|token|secret|password|authorization)(_|$)", re.IGNORECASE)
 """Keys whose values no message repeats: a terminal and a schedule's log are kept."""
@@ -28,6 +39,7 @@ SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false"
 TYPES = {"int_type": "int", "int_from_float": "int", "int_parsing": "int", "float_type": "float", "bool_type": "bool",
          "string_type": "str"}  # fmt: skip
 """What pydantic calls a value that is none of these."""
+LIST = "a list"
 BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
@@ -44,8 +56,16 @@ def told(
 def _one_a_mistake(errors: Sequence[Any]) -> list[Any]:
     """Without a list's own problem beside those of its items, and one for a key whose value is of none of its kinds."""
     found: dict[Any, Any] = {}
+    may_be_lists = {error["loc"][:i] for error in errors for i, part in enumerate(error["loc"]) if _is_list(part)}
     for error in errors:
         loc, told_as = error["loc"], error["type"]
+        if loc[:-1] in may_be_lists and _kind(loc[-1]) != LIST and isinstance(error["input"], list):
+            continue  # a list is told as one
+        if told_as == "tuple_type" and _is_list(loc[-1]):
+            told_as = "literal_error"
+        else:
+            loc = tuple(part for part in loc if not _is_list(part))
+            error = {**error, "loc": loc}
         if told_as == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
             continue  # an item that is wrong counts as none
         kind = _kind(loc[-1]) if loc else None
@@ -63,9 +83,16 @@ def _one_a_mistake(errors: Sequence[Any]) -> list[Any]:
 
 def _kind(tag: object) -> str | None:
     """What a member of a union of plain values may be, by the tag that pydantic puts behind the key."""
+    if _is_list(tag):
+        return LIST
     if isinstance(tag, str) and tag.startswith("literal["):
         return tag.removeprefix("literal[").removesuffix("]").replace("'", '"')
     return SCALARS.get(tag.removeprefix("constrained-")) if isinstance(tag, str) else None
+
+
+def _is_list(tag: object) -> bool:
+    """Whether it stands for the lists that a key may hold beside something else."""
+    return isinstance(tag, str) and tag.startswith("tuple[")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -107,9 +134,10 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
             if why := getattr(record, "misplaced", {}).get(error["loc"][-1]):
                 return f"{where}: {why}"
             known = _keys(record)
+            remedy = _place_of(str(error["loc"][-1]), record) or nearest(str(error["loc"][-1]), known)
             if any(by_sweep):  # once, and not for each value
-                return f"{where}: unknown key; {nearest(str(error['loc'][-1]), known)}"
-            return f"{where}: unknown key, {found}; {nearest(str(error['loc'][-1]), known)}"
+                return f"{where}: unknown key; {remedy}"
+            return f"{where}: unknown key, {found}; {remedy}"
         case "union_tag_invalid":
             tags = [t.strip("' ") for t in error["ctx"]["expected_tags"].split(",")]
             key = error["ctx"]["discriminator"].strip("'")
@@ -147,6 +175,19 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
             return f"{where}: must be a list, {found}; write [ ... ]"
     problem = error["msg"][0].lower() + error["msg"][1:]
     return f"{where}: {problem.replace('input should', 'must')}, {found}"
+
+
+def _place_of(key: str, record: type[BaseModel] | None) -> str | None:
+    """Where a key belongs that a plan has, and this section or technique has not."""
+    if not any(record in members for members in (*SECTIONS.values(), _members(TECHNIQUE.schema))):
+        return None
+    others = {name: members for name, members in SECTIONS.items() if record not in members}
+    places = [name for name, members in others.items() if any(key in _keys(member) for member in members)]
+    if places:
+        return f"it is a key of {' and '.join(places)}"
+    if record is EngineSpec and any(key in _keys(member) for member in _members(TECHNIQUE.schema)):
+        return "it is a parameter of a technique: write it into technique = { ... }"
+    return None
 
 
 def _as_swept(location: Sequence[str | int], keys: tuple[str, ...], path: str, told_as: str) -> str | None:
@@ -219,3 +260,13 @@ def _tag(model: type[BaseModel]) -> str | None:
 
 def _keys(model: type[BaseModel] | None) -> list[str]:
     return sorted(model.model_fields) if model else []
+
+
+SECTIONS = {
+    "[model]": _members(MODEL.schema),
+    "[[engine]]": _members(ENGINE.schema),
+    "[[workload]]": _members(WORKLOAD.schema),
+    "[[device]]": _members(DEVICE.schema),
+    "[protocol]": _members(PROTOCOL.schema),
+}
+"""Of a plan, with the records that may stand in each."""

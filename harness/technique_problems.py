@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 
-from devices.models.sheet import Sheet, available_sheets
+from devices.models.sheet import Sheet, available_sheets, load_sheet
 from engines.errors import EngineError, NoRoomError
 from engines.model.checkpoints import CheckpointFacts
 from engines.pricing.costs import costs_of, sizes_of_named
@@ -69,6 +69,14 @@ def name_problems(engine: Part[EngineSpec]) -> Iterator[str]:
     if place.costs_of in available_sheets():
         # Whatever the model: a sheet has a unit and a link, or has not.
         costs = costs_of(place.costs_of, sizes_of_named("phi-3.5-moe"))
+        if isinstance(place, NdpParameters | HottestParameters):
+            n_units = sum(unit.startswith("ndp:") for unit in load_sheet(place.costs_of).units)
+            if 0 < n_units < place.ndps:
+                yield (
+                    f"engine {engine.label}: costs_of: ndps = {place.ndps}, and sheet {place.costs_of} has {n_units}"
+                    " NDP units; lower it"
+                )
+                return
         if (reason := place.problem_with(costs, choices.move.moves_weights)) is not None:
             yield f"engine {engine.label}: costs_of: {reason}"
 

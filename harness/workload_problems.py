@@ -71,7 +71,7 @@ def _workload_problems(
                     "technique without calibration"
                 )
     except WorkloadError as error:
-        yield f"workload {part.label}: {error}"
+        yield f"workload {part.label}: {str(error).removeprefix(f'{part.label}: ')}"
 
 
 def _can_calibrate(workload: Workload, facts: CheckpointFacts, wanted: int) -> bool:

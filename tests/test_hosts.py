@@ -394,7 +394,8 @@ def test_more_slots_than_experts_are_refused(context: BuildContext) -> None:
 @pytest.mark.parametrize(
     ("technique", "words"),
     [
-        ({"name": "monde", "ndps": 7}, "costs_of: sheet rtx5080-ndp has no unit 'ndp:6'"),
+        ({"name": "monde", "ndps": 7}, "costs_of: ndps = 7, and sheet rtx5080-ndp has 6 NDP units; lower it"),
+        ({"name": "ndp", "ndps": 7}, "costs_of: ndps = 7, and sheet rtx5080-ndp has 6 NDP units; lower it"),
         ({"name": "monde", "ndps": 0}, "technique.ndps: must be greater than or equal to 1, found 0"),
         ({"name": "monde", "h": 17}, "h = 17 experts on the GPU, and a layer has 16; lower it"),
         ({"name": "fiddler", "costs_of": "m2-ultra"}, "costs_of: sheet m2-ultra has no link from cpu to gpu"),

@@ -89,7 +89,7 @@ from tests.plans import (
         ({"name": ""}, ["name", "''", "not empty"]),
         # wrong types: TOML has types, so nothing is converted
         ({"protocol": {"repeats": "3"}}, ["protocol.repeats", "'3'", "a whole number"]),
-        ({"protocol": {"warmup": True}}, ["protocol.warmup", "True", "a whole number"]),
+        ({"protocol": {"warmup": True}}, ["protocol.warmup", "found true", "a whole number"]),
         ({"protocol": {"repeats": 2.0}}, ["protocol.repeats", "2.0", "a whole number"]),
         ({"engine": [{"name": "a", "technique": "dropless"}]}, ["engine[0].technique", "'dropless'", "{ name ="]),
         ({"engine": [{"name": 5, "technique": {"name": "dropless"}}]}, ["engine[0].name", "5", "a text"]),

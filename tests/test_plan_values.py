@@ -83,7 +83,7 @@ def nested(depth: int) -> list[Any]:
         ({"protocol": {"idle_s": datetime.date(2020, 1, 2)}}, ["protocol.idle_s", "date", "in quotes"]),
         ({"sweep": {"engine.prefill_chunk": [64, 10**400]}}, ["sweep.engine.prefill_chunk[1]", "401 digits"]),
         # in one place
-        ({"schema": True}, ["schema: this joulebench reads schema 1, found True"]),
+        ({"schema": True}, ["schema: this joulebench reads schema 1, found true"]),
         ({"schema": 1.0}, ["schema: this joulebench reads schema 1, found 1.0"]),
         ({"name": "n" * 101}, ["name: names the run's folder, so at most 100 characters; found 101"]),
         ({"model": {"source": ""}}, ["model.source: must be a text that is not empty, found ''"]),

@@ -272,7 +272,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         ({"device": [GPU_NDP | {"priced_as": "olmoe-1b-7b"}]}, "device model:rtx5080-ndp: priced_as stands for"),
         ({"model": {"shape": "llama-3.2-1b", "routing": {"kind": "uniform"}}}, "model.routing: llama-3.2-1b is dense"),
         ({"workload": [LENGTHS | {"prompt_tokens": 4096}]},
-         "workload fixed_lengths: fixed_lengths: 2 of 2 requests are longer than the model's 4096 tokens"),
+         "workload fixed_lengths: 2 of 2 requests are longer than the model's 4096 tokens"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_one_line(changes: Raw, told: str) -> None:

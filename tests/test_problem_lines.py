@@ -52,6 +52,39 @@ def with_technique(**technique: Any) -> dict[str, Any]:
             "sweep.engine.technique.unit: must be 'cpu', 'gpu' or 'npu', found 'tpu'",
         ),
         (raw_plan(baseline="zz"), "baseline: no arm has the name 'zz'; known: dropless"),
+        (
+            raw_plan(table=[{"title": "t", "over": "dropless", "columns": 5}]),
+            "table[0].columns: must be a text or a list, found 5",
+        ),
+        (
+            raw_plan(table=[{"title": "t", "over": "dropless", "columns": []}]),
+            "table[0].columns: must hold at least 1 value, found []",
+        ),
+        (
+            raw_plan(table=[{"title": "t", "over": "dropless", "columns": [1]}]),
+            "table[0].columns[0]: must be a text, found 1",
+        ),
+        (
+            raw_plan(engine=[DROPLESS | {"computes": "cuda"}]),
+            "engine[0].computes: unknown key, found 'cuda'; it is a key of [[device]]",
+        ),
+        (
+            with_technique(name="expert-parallel", ranks=2),
+            "engine[0].technique.ranks: unknown key, found 2; it is a key of [[engine]]",
+        ),
+        (
+            raw_plan(engine=[DROPLESS | {"block_size": 64}]),
+            "engine[0].block_size: unknown key, found 64; it is a parameter of a technique: write it into"
+            " technique = { ... }",
+        ),
+        (
+            raw_plan(protocol={"limit": 3}),
+            "protocol.limit: unknown key, found 3; it is a key of [[workload]]",
+        ),
+        (
+            raw_plan(engine=[DROPLESS | {"reuse_prefx": False}]),
+            "engine[0].reuse_prefx: unknown key, found false; did you mean reuse_prefix?",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_its_writer_understands(raw: dict[str, Any], expected: str) -> None:
