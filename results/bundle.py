@@ -22,7 +22,6 @@ import shutil
 import sqlite3
 import stat
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections import Counter
@@ -36,6 +35,7 @@ from pydantic import ValidationError
 from results.database import DATABASE, StoreError, opened_for_reading
 from results.records import Record
 from results.report.files import flush
+from results.scratch import ScratchFolder
 from results.store import Store
 from results.trace_files import temporary_of
 
@@ -81,17 +81,17 @@ class Verified(NamedTuple):
 
 def write_bundle(directory: Path, out: Path, joulebench: str) -> Verified:
     """Appears whole. Raises `StoreError` where the run is damaged: a bundle would vouch for it; `OSError`."""
-    with Store.view(directory) as store, tempfile.TemporaryDirectory(prefix=".", dir=out.parent) as folder:
+    with Store.view(directory) as store, ScratchFolder("bundle", beside=out) as folder:
         info, n_trials = store.info(), store.n_trials
         store.trials()  # each row is what was written
         traces = store.trace_digests()
         _check_traces(directory, traces)
-        database = Path(folder) / DATABASE
+        database = folder / DATABASE
         _copy_database(directory / DATABASE, database)
         said = info.model_dump(mode="json")
         plan = _canonical(said.pop("plan"))
         files: dict[str, Path | bytes] = {PLAN: plan, ENVIRONMENT: _canonical(said), f"{RUN}{DATABASE}": database}
-        files |= {f"{RUN}{name}": path for name, path in _own_files(directory, Path(folder), traces)}
+        files |= {f"{RUN}{name}": path for name, path in _own_files(directory, folder, traces)}
         manifest = Manifest(
             format=FORMAT,
             joulebench=joulebench,
@@ -100,7 +100,7 @@ def write_bundle(directory: Path, out: Path, joulebench: str) -> Verified:
             files={name: _digest(content) for name, content in sorted(files.items())},
         )
         text = _canonical(manifest.model_dump(mode="json"))
-        temporary = Path(folder) / "bundle"
+        temporary = folder / "bundle"
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as bundle:
             for name, content in [(MANIFEST, text), *sorted(files.items())]:
                 _put(bundle, name, content)

@@ -1,4 +1,5 @@
-"""Folders for the time that something takes, in the folder for temporary files. They go when it is done.
+"""Folders for the time that something takes, in the folder for temporary files, or where what comes out shall lie. They
+go when it is done.
 
 A process that is killed leaves its folder. The next one to make a folder here takes it away: whoever uses a folder
 holds a lock on it, which ends with the process. Names without `HELD` are of versions that held none, and stay.
@@ -24,10 +25,14 @@ NEW_S = 60.0
 class ScratchFolder:
     """One folder, as a context or until `close`; it goes when this process ends in order, too."""
 
-    def __init__(self, kind: str) -> None:
-        """kind: of the name, for people. Raises `OSError`."""
-        remove_left()
-        self._made = tempfile.TemporaryDirectory(prefix=f"joulebench-{kind}-", suffix=HELD, ignore_cleanup_errors=True)
+    def __init__(self, kind: str, beside: Path | None = None) -> None:
+        """kind: of the name, for people. beside: the file that it becomes; the folder is hidden there. Raises
+        `OSError`."""
+        within = None if beside is None else beside.parent
+        remove_left(within)
+        self._made = tempfile.TemporaryDirectory(
+            prefix=f"{_prefix(within)}{kind}-", suffix=HELD, dir=within, ignore_cleanup_errors=True
+        )
         self.path = Path(self._made.name)
         self._lock: int | None = None
         with suppress(OSError):  # a file system without locks: there nobody takes a folder away
@@ -46,11 +51,18 @@ class ScratchFolder:
             self._lock = None
 
 
+def _prefix(within: Path | None) -> str:
+    return "joulebench-" if within is None else ".joulebench-"
+
+
 @functools.cache
-def remove_left() -> None:
-    """Folders of ours that nobody uses any more, as their processes were killed. Once in a process."""
+def remove_left(within: Path | None = None) -> None:
+    """Folders of ours that nobody uses any more, as their processes were killed. Once in a process.
+
+    within: another folder than that for temporary files.
+    """
     with suppress(OSError):
-        for path in Path(tempfile.gettempdir()).glob(f"joulebench-*{HELD}"):
+        for path in (within or Path(tempfile.gettempdir())).glob(f"{_prefix(within)}*{HELD}"):
             with suppress(OSError):
                 found = path.lstat()
                 if found.st_uid == os.geteuid() and time.time() - found.st_mtime > NEW_S:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -19,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from results.bundle import MANIFEST, BundledFile, BundleError, Manifest, Verified, verify, write_bundle
-from results.database import StoreError
+from results.database import DATABASE, StoreError
 from results.report.files import replace_text
+from results.scratch import NEW_S
 from results.store import Store
-from tests.command import joulebench
+from tests.command import joulebench, run_python
 from tests.conftest import FinishedRun
 
 PLAIN_CHECK = """
@@ -34,6 +36,13 @@ with zipfile.ZipFile(sys.argv[1]) as bundle:
         assert (len(content), hashlib.sha256(content).hexdigest()) == (one["n_bytes"], one["sha256"]), name
     assert {*bundle.namelist()} == {"manifest.json", *manifest["files"]}
 print(len(manifest["files"]))
+"""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from results import bundle
+bundle._put = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+bundle.write_bundle(Path(sys.argv[1]), Path(sys.argv[2]), "0.1.0")
 """
 
 
@@ -228,6 +237,20 @@ def test_a_damaged_run_gets_no_bundle(finished_run: FinishedRun, tmp_path: Path)
     with pytest.raises(StoreError, match=r"is missing; a bundle would vouch"):
         write_bundle(run, tmp_path / "out.zip", "0.1.0")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_what_a_killed_bundle_leaves_is_no_run_and_goes_later(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """A copy of the run, under a hidden name: `history` took it for the run, and the run for a copy of it."""
+    run = Path(shutil.copytree(finished_run.directory, tmp_path / "run"))
+    assert run_python(KILLED, str(run), str(tmp_path / "run.zip")).code == -signal.SIGKILL
+    (left,) = (path for path in tmp_path.iterdir() if path != run)
+    assert (left / DATABASE).is_file()
+    (listed,) = json.loads(joulebench("history", str(tmp_path), "--json").stdout)
+    assert listed["folder"] == "run"
+    long_ago_s = left.stat().st_mtime - 2 * NEW_S
+    os.utime(left, (long_ago_s, long_ago_s))
+    assert joulebench("bundle", str(run), "--out", str(tmp_path / "run.zip"), fresh=True).code == 0
+    assert not left.exists()
 
 
 def test_a_run_that_goes_on_gets_a_bundle_that_is_whole(finished_run: FinishedRun, tmp_path: Path) -> None:

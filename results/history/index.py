@@ -1,6 +1,7 @@
 """A folder of runs as a history, and its index: an SQLite file beside the runs, which is never the truth.
 
-    DIR/**/run.sqlite       the runs, at most `DEPTH` folders down; no run lies within another, and no link is followed
+    DIR/**/run.sqlite       the runs, at most `DEPTH` folders down; no run lies within another, no link is followed,
+                            and hidden folders are those of a bundle that is made, or was killed
     DIR/.history.sqlite     what each of them says, beside the size and time of the files that it was read from
 
 Each look goes through the folders, reads the runs that are new or changed, and forgets those that are gone. An index
@@ -232,7 +233,7 @@ def run_folders(directory: Path) -> Iterator[tuple[str, str]]:
 def _below(root: str, inside: str, depth: int) -> Iterator[tuple[str, str]]:
     try:
         with os.scandir(os.path.join(root, inside)) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
     except OSError:
         return
     for name in names:
@@ -240,7 +241,7 @@ def _below(root: str, inside: str, depth: int) -> Iterator[tuple[str, str]]:
         seen = _seen(os.path.join(root, folder, DATABASE))
         if seen is not None:
             yield folder, seen
-        elif depth > 1 and not name.startswith("."):
+        elif depth > 1:
             yield from _below(root, folder, depth - 1)
 
 
