@@ -79,6 +79,30 @@ def test_readme_says_what_a_machine_without_compiler_loses_as_a_run_does() -> No
     assert f"Without a C++ compiler the engine is {TORCH_ALONE.partition(' (')[0]}" in words_of("README.md")
 
 
+def test_the_first_screen_tells_least_and_most_of_all_rows_and_which_are_behind() -> None:
+    rows = {
+        metric: [row for n in (512, 4096) for row in chosen("engine-speed", metric, "llama.cpp", f"prompt {n}")]
+        for metric in ("prefill", "decode")
+    }
+    # As the tables of the page round them: 0.999 is level.
+    behind = {
+        row.conditions.split(", prompt ")[0].rpartition(", ")[2] + row.conditions.rpartition(", ")[2]
+        for row in (*rows["prefill"], *rows["decode"])
+        if round(row.ratio or 0, 2) < 1
+    }
+    assert behind == {f"int4{ZEN_4}", f"int4{HELD}"}
+    least, fewest = (f"{min(row.ratio or 0 for row in rows[metric]):.2f}" for metric in rows)
+    most, fastest = (f"{max(row.ratio or 0 for row in rows[metric]):.1f}" for metric in rows)
+    batches = [row.ratio or 0 for row in chosen("decode-batches", "decode", "llama.cpp")]
+    screen = " ".join((ROOT / "docs/engine.md").read_text(encoding="utf-8").split("## Exact")[0].split())
+    assert f"reads prompts at {least} to {most} times llama.cpp's speed, and decodes at {fewest} to {fastest}" in screen
+    assert "[One form is behind](#where-is-it-behind), on two of five settings." in screen
+    assert f"In a batch** it decodes at {min(batches):.2f} to {max(batches):.1f} times llama.cpp's rate" in screen
+    assert {row.conditions.rpartition("(")[2].rstrip(")") for row in rows["decode"]} == {
+        "Emerald Rapids", "Zen 3", "Zen 4", "Zen 5"
+    }  # fmt: skip
+
+
 def test_ratios_behind_a_long_prompt_are_those_of_the_race() -> None:
     told = [
         ratios(chosen("engine-speed", metric, "llama.cpp", "prompt 4096", where), 1)
