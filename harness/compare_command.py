@@ -64,8 +64,9 @@ def compare(
         unwritten = write_files(found, (csv, write_comparison_csv), (html, write_comparison_page))
         if as_json:
             from results.report.compare_page import comparison_frame
+            from results.report.csv import json_records
 
-            rows = json.loads(comparison_frame(found).to_json(orient="records"))
+            rows = json_records(comparison_frame(found))
             typer.echo(json.dumps({"notes": list(found.notes), "rows": rows}, indent=2))
         else:
             _print(found, show_all)

@@ -322,7 +322,7 @@ def show_run(
     from harness.summary import print_summary
     from results.collection import no_collection
     from results.heat import MOST_CHOSEN
-    from results.report.csv import write_csv
+    from results.report.csv import json_records, write_csv
     from results.report.html import write_html
     from results.report.standings import NoArmError, standings_table
     from results.run_frames import RunFrames
@@ -353,7 +353,7 @@ def show_run(
         )
     if as_json:
         tables = {"arms": standings_table(derived.standings), "summary": derived.summary}
-        found = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
+        found = {name: json_records(table) for name, table in tables.items()}
         changed = {} if again is None else {"rederived": as_record(again)}
         typer.echo(json.dumps({"files": [str(f) for f in files]} | found | changed))
     else:

@@ -145,7 +145,7 @@ def format_bytes(n_bytes: int) -> str:
 
 
 def format_figure(value: float, unit: str) -> str:
-    """A figure of any metric: scores, which have no unit, in %; bytes in binary units."""
+    """A figure of any metric: shares ("1") in %; bytes in binary units. Other scores have no unit ("")."""
     if unit == "B":
         return format_bytes(round(value))
     return format_quantity(100 * value, "%") if unit == "1" else format_quantity(value, unit)

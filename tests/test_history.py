@@ -353,9 +353,9 @@ def test_a_bar_of_a_score_below_0_holds_its_own_point_and_hides_no_line(
     assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
     text = (tmp_path / "page.html").read_text("utf-8")
     (point,) = drawn_points(text, "acc")
-    # In %, as scores are.
-    assert point["value"] == pytest.approx(-2.0)
-    assert (point["low"], point["high"]) == pytest.approx([100 * end for end in drawn_ends], rel=1e-4)
+    # A score below 0 is no share, so not in %.
+    assert point["value"] == pytest.approx(-0.02)
+    assert (point["low"], point["high"]) == pytest.approx(drawn_ends, rel=1e-4)
     assert ("Bars that end at" in text) == is_cut
 
 

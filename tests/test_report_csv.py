@@ -1,6 +1,8 @@
 """CSV files: they read back to the same numbers, execute nothing, and are whole or absent."""
 
 import csv
+import json
+import math
 import os
 import re
 import stat
@@ -8,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 
 from results import tables
 from results.report import files
-from results.report.csv import csv_text, neutralised, write_csv
+from results.report.csv import csv_text, json_records, neutralised, write_csv
 from results.report.files import check_folder, replace_text
 from tests.run_builders import TABLES, cell, example_run, failed, run, trial
 
@@ -165,3 +168,15 @@ def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError) as caught:
         replace_text(tmp_path, "text")
     assert caught.value.filename == str(tmp_path)
+
+
+def test_programs_get_every_digit_and_nothing_for_what_is_no_number() -> None:
+    """pandas' own JSON has ten digits behind the point: a p of 3e-15 was told as 0."""
+    frame = pd.DataFrame({"p": [3.1023226e-15, math.nan, math.inf], "s": [0.016476379612345, 1.0, 2.0]})
+    frame = frame.assign(n=pd.array([3, pd.NA, 4], dtype="Int64"), ok=[True, False, True])
+    frame["why"] = np.array(["x", None, ""], dtype=object)
+    assert json.loads(json.dumps(json_records(frame))) == [
+        {"p": 3.1023226e-15, "s": 0.016476379612345, "n": 3, "ok": True, "why": "x"},
+        {"p": None, "s": 1.0, "n": None, "ok": False, "why": None},
+        {"p": None, "s": 2.0, "n": 4, "ok": True, "why": ""},
+    ]

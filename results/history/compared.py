@@ -150,7 +150,7 @@ def _judged(row: Compared, least: float) -> Compared:
     is_clear = row.low is not None and row.high is not None and not row.low <= 0 <= row.high
     if p >= RATE or not is_clear:
         return replace(row, verdict="not certain")
-    if abs(change) < least:
+    if abs(change) < least * (abs(row.first.mean) if row.is_score and not row.first.is_share else 1.0):
         return replace(row, verdict="not certain", reason="smaller than what counts (--least)")
     if "replayed" in (row.first.method, row.second.method if row.second else None):
         return replace(row, verdict="not certain", reason=OF_A_RECORDING)

@@ -14,7 +14,15 @@ from typing import NamedTuple
 
 from results.binary_scores import binary_metrics
 from results.cells import answering, trials_of, usable
-from results.compare import SampleScores, UnlikeError, compare_scores, sample_scores
+from results.compare import (
+    LOGARITHMS,
+    SampleScores,
+    UnlikeError,
+    compare_exponentials,
+    compare_scores,
+    sample_logarithms,
+    sample_scores,
+)
 from results.history.compared import RATE, Compared, controlled, model_error, of_groups, of_pairs, with_difference
 from results.history.points import CellPoint, Figure, cell_point
 from results.history.rests import changed_rests, rests_of
@@ -69,7 +77,8 @@ def _scores(point: CellPoint, trials: Sequence[Trial]) -> dict[str, SampleScores
     for figure in point.figures:
         if figure.kind == "accuracy":
             try:
-                found[figure.metric] = sample_scores(trials, figure.metric)
+                own = sample_scores(trials, figure.metric)
+                found[figure.metric] = own or sample_logarithms(trials, figure.metric, figure.mean)
             except UnlikeError as error:
                 found[figure.metric] = str(error)
     return found
@@ -289,7 +298,10 @@ class _CellPair:
         if isinstance(before, str) or isinstance(after, str):
             return replace(row, reason=before if isinstance(before, str) else str(after))
         try:
-            found = compare_scores(before, after, is_binary=metric in self._shares)
+            if metric in LOGARITHMS:
+                found = compare_exponentials(before, after)
+            else:
+                found = compare_scores(before, after, is_binary=metric in self._shares)
         except UnlikeError as error:
             return replace(row, reason=str(error))
         return with_difference(row, found, found.mean, (found.low, found.high))

@@ -102,6 +102,11 @@ class Figure(Record):
     def n(self) -> int:
         return len(self.values)
 
+    @property
+    def is_share(self) -> bool:
+        """Of right answers, or as they are: told in %, and its changes in points."""
+        return self.kind == "accuracy" and self.unit == "1"
+
     @cached_property
     def standard_error(self) -> float | None:
         """Of the mean, from repeats; None of one."""
@@ -111,7 +116,8 @@ class Figure(Record):
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, of the repeats. Below 0 lies no possible mean of what is never below, as in a run's tables."""
+        """95 % by Student's t, of the repeats. Below 0 lies no possible mean of what is never below, as in a run's
+        tables."""
         if self.n < 2:
             return None
         low, high = student_interval(np.array(list(self.values.values())))
@@ -320,11 +326,14 @@ def _meter_errors(trials: Iterable[Trial]) -> dict[tuple[str, Phase], tuple[floa
 
 
 def score_figures(trials: Sequence[Trial]) -> list[Figure]:
-    """The task's own aggregates."""
+    """The task's own aggregates. Of those that may lie beyond 0 and 1, as perplexities and nats, the unit is empty."""
     found: dict[str, dict[int, float]] = {}
     known: dict[str, tuple[bool, int]] = {}
+    no_shares: set[str] = set()
     for trial in trials:
         for score in trial.scores:
+            if not (score.higher_is_better and 0.0 <= score.value <= 1.0):
+                no_shares.add(score.metric)
             if score.sample_id is None and math.isfinite(score.value):
                 found.setdefault(score.metric, {})[trial.repeat] = score.value
                 known.setdefault(score.metric, (score.higher_is_better, score.n))
@@ -332,7 +341,7 @@ def score_figures(trials: Sequence[Trial]) -> list[Figure]:
         Figure(
             metric=metric,
             phase=None,
-            unit="1",
+            unit="" if metric in no_shares else "1",
             kind="accuracy",
             better="higher" if known[metric][0] else "lower",
             method="measured",

@@ -1,4 +1,5 @@
-"""A figure of one cell over the runs of a history, as logarithms so that a step is a ratio; scores as they are.
+"""A figure of one cell over the runs of a history, as logarithms so that a step is a ratio; shares and what may be 0
+(divergences) as they are.
 
 With an anchor, a reference arm of the same run, device and workload, each point is the arm over its anchor: what the
 machine does to both in that session (heat, a neighbour, another clock) is in neither. Repeat i of both is a pair, if
@@ -19,6 +20,7 @@ from results.history.changes import MOST_POINTS, Levels, find_levels
 from results.history.points import CellPoint, Figure, RunPoint
 from results.history.rests import changed_rests, known_rests
 from results.history.settings import changed_settings
+from results.units import format_number, signed
 
 MOST_PERCENT = 1000
 """Changes above it are told as times."""
@@ -50,6 +52,8 @@ class Series:
     points: tuple[Point, ...]
     is_log: bool
     is_anchored: bool = False
+    is_share: bool = True
+    """Of what is no logarithm: a share, whose differences are points."""
     lacking: tuple[Lacking, ...] = ()
 
     def levels(self) -> Levels:
@@ -57,6 +61,8 @@ class Series:
 
     def shown(self, size: float) -> str:
         """A difference of x: "+1.2 %", of much more than the whole "230,000 times", of scores "-0.5 points"."""
+        if not (self.is_log or self.is_share):
+            return signed(format_number(size))
         number = 100 * self.size(size)
         if self.is_log and number >= MOST_PERCENT:
             return f"{float(f'{1 + number / 100:.2g}'):,.0f} times"
@@ -101,8 +107,9 @@ class Series:
 def series_of(found: Iterable[tuple[RunPoint, CellPoint, Figure]]) -> Series:
     """Of figures that are alike, the oldest run first."""
     kept = list(found)[-MOST_POINTS:]
-    is_log = all(figure.kind != "accuracy" and min(figure.values.values()) > 0 for _, _, figure in kept)
-    return Series(tuple(_of_few_repeats([Point(*one, *_plain(one[2], is_log)) for one in kept])), is_log)
+    is_log = all(not figure.is_share and min(figure.values.values()) > 0 for _, _, figure in kept)
+    points = tuple(_of_few_repeats([Point(*one, *_plain(one[2], is_log)) for one in kept]))
+    return Series(points, is_log, is_share=all(figure.is_share for _, _, figure in kept))
 
 
 def anchored(found: Iterable[tuple[RunPoint, CellPoint, Figure, CellPoint, Figure]]) -> Series:

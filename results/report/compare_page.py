@@ -15,7 +15,7 @@ from results.history.points import Figure
 from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
 from results.report.files import replace_text
-from results.units import format_figure, format_number, format_p, format_share
+from results.units import format_figure, format_number, format_p, format_share, signed
 
 ORDER: Final = ("worse", "better", "different", "not certain", "not tested", "refused")
 FRAME_COLUMNS: Final[Mapping[str, Callable[[Compared], object]]] = {
@@ -135,6 +135,8 @@ def _method(row: Compared) -> str:
 
 
 def shown(row: Compared, change: float) -> str:
+    if row.is_score and not row.first.is_share:
+        return signed(format_number(change))
     number = 100 * change
     return f"{number:+.{1 if abs(number) >= 1 else 2}f} {'points' if row.is_score else '%'}"
 
@@ -142,7 +144,9 @@ def shown(row: Compared, change: float) -> str:
 def _drawn(rows: Sequence[Compared]) -> Iterator[Drawn]:
     several = len({(row.workload, row.device) for row in rows}) > 1
     for row in rows:
-        if row.change is not None and row.low is not None and row.high is not None:
+        # A difference of a score that is no share has no axis with the others.
+        has_axis = row.first.is_share or not row.is_score
+        if has_axis and row.change is not None and row.low is not None and row.high is not None:
             where = f" · {row.workload} · {row.device}" if several else ""
             ends = 100 * row.change, 100 * row.low, 100 * row.high
             yield Drawn(f"{row.arm} · {row.first.name}{where}", *ends, row.verdict)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -79,6 +81,14 @@ def csv_text(frame: pd.DataFrame, header: bool = True) -> str:
             if executed:
                 safe[column] = safe[column].map(lambda t, own=executed: own.get(t, t), na_action="ignore")
     return safe.to_csv(index=False, header=header, lineterminator="\n")
+
+
+def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Its rows for programs, with every digit (pandas' own JSON ends at the tenth behind the point); None where a cell
+    is empty, or no number."""
+    full = frame.astype(object)
+    known = full.where(frame.notna() & ~frame.isin([math.inf, -math.inf]), None)
+    return [{str(column): value for column, value in row.items()} for row in known.to_dict("records")]
 
 
 def neutralised(text: str) -> str:

@@ -146,7 +146,7 @@ def _panel(number: int, group: Group, seen: Sequence[Seen]) -> Iterator[Panel]:
         id=f"history-{number}",
         title=f"{name[0].upper()}{name[1:]} · {workload} · {device}{said}",
         legend=tuple((symbol(i, is_filled=True), arm) for i, arm in enumerate(arms[:MOST_ARMS])),
-        chart=_chart(shown, changes, farthest, scale, f"{name} ({shown_unit})", description),
+        chart=_chart(shown, changes, farthest, scale, f"{name} ({shown_unit})" if shown_unit else name, description),
         description=description,
         unit=shown_unit,
         changes=changes,

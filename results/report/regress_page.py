@@ -138,7 +138,9 @@ def write_judgement_page(judgement: Judgement, path: Path) -> None:
 def _drawn(rows: Sequence[Judged]) -> Iterator[Drawn]:
     several = len({(one.workload, one.device) for one in rows}) > 1
     for one in rows:
-        if one.change is not None and one.low is not None and one.high is not None:
+        # A difference of a score that is no share has no axis with the others.
+        has_axis = one.series.is_log or one.series.is_share
+        if has_axis and one.change is not None and one.low is not None and one.high is not None:
             where = f" · {one.workload} · {one.device}" if several else ""
             change, low, high = (100 * one.series.size(x) for x in (one.change, one.low, one.high))
             anchor = " (anchor)" if one.is_anchor else ""

@@ -1,0 +1,103 @@
+"""Perplexities and nats over several runs: no share of right answers, so neither in % nor in points."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from results.history.comparison import Side, compare
+from results.records import Score
+from results.report.compare_page import _drawn, table_row
+from results.trials import Trial
+from tests.command import joulebench
+from tests.compared_runs import between, read, row
+from tests.histories import judged, made_trial, write_run
+from tests.run_builders import cell
+
+NATS = (0.5, 0.7, 0.6, 0.8)
+WORSE = (2.4, 2.7, 2.2, 2.9)
+
+
+def of_texts(nats: tuple[float, ...], repeat: int = 0) -> Trial:
+    own = [Score(metric="nll_nats", value=n, sample_id=f"s{i}", higher_is_better=False) for i, n in enumerate(nats)]
+    mean = float(np.mean(nats))
+    wholes = [
+        Score(metric=metric, value=value, stderr=0.1, n=len(nats), higher_is_better=False)
+        for metric, value in (("perplexity", math.exp(mean)), ("nll_nats", mean))
+    ]
+    return made_trial("c1", repeat, 1.0, scores=(*own, *wholes))
+
+
+def two_runs(folder: Path) -> tuple[Path, Path]:
+    first, second = (
+        write_run(folder / name, [cell("c1")], [of_texts(nats, i) for i in range(2)], day)
+        for day, (name, nats) in enumerate((("a", NATS), ("b", WORSE)))
+    )
+    return first, second
+
+
+def test_compare_tells_them_as_plain_numbers(tmp_path: Path) -> None:
+    found = between(*two_runs(tmp_path))
+    nats, perplexity = row(found, "nll_nats"), row(found, "perplexity")
+    assert table_row(nats)[5:8] == ("0.650", "2.55", "+1.90")
+    assert table_row(perplexity)[5:8] == (f"{math.exp(0.65):.2f}", f"{math.exp(2.55):.1f}", "+10.9")
+    low, high = stats.t.interval(0.95, 3, 1.9, np.std(np.subtract(WORSE, NATS), ddof=1) / 2)
+    assert table_row(nats)[8] == f"[+{low:.2f}, +{high:.2f}]"
+    assert not [one for one in _drawn(found.rows) if "nats" in one.row or "perplexity" in one.row], "no common axis"
+
+
+def test_a_perplexity_is_tested_by_its_samples_as_in_the_report_of_a_run(tmp_path: Path) -> None:
+    """The delta method's interval, and p of the paired t test of nll_nats."""
+    perplexity = row(between(*two_runs(tmp_path)), "perplexity")
+    before, after = math.exp(0.65), math.exp(2.55)
+    influences = after * np.array(WORSE) - before * np.array(NATS)
+    half = float(stats.t.ppf(0.975, 3)) * float(np.std(influences, ddof=1)) / 2
+    assert perplexity.low is not None
+    assert perplexity.high is not None
+    assert (perplexity.change, perplexity.low, perplexity.high) == pytest.approx(
+        (after - before, after - before - half, after - before + half)
+    )
+    assert perplexity.p == pytest.approx(stats.ttest_rel(WORSE, NATS).pvalue)
+    assert perplexity.verdict == "worse"
+
+
+def test_what_counts_least_is_a_share_of_them(tmp_path: Path) -> None:
+    """2.55 nats are 290 % more than 0.65, and 190 hundredths."""
+    first, second = two_runs(tmp_path)
+    sides = Side("A", read(first)), Side("B", read(second))
+    found = [row(compare(*sides, frozenset(), least), "nll_nats").verdict for least in (2.5, 3.5)]
+    assert found == ["worse", "not certain"]
+
+
+def test_a_history_tells_them_as_plain_numbers(tmp_path: Path) -> None:
+    two_runs(tmp_path)
+    assert "perplexity 1.92" in joulebench("history", str(tmp_path)).stdout
+    assert joulebench("history", str(tmp_path), "--html", str(tmp_path / "page.html")).code == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    charts = json.loads(text.split('id="charts">')[1].split("</script>")[0])["specs"].values()
+    (chart,) = (one for one in charts if one["description"].startswith("perplexity over time"))
+    data = chart["data"] if "data" in chart else chart["layer"][0]["data"]
+    values = [point["value"] for point in chart["datasets"][data["name"]]]
+    assert values == pytest.approx([math.exp(0.65), math.exp(2.55)])
+    assert "perplexity ()" not in text
+
+
+def test_regress_takes_their_change_as_a_ratio(tmp_path: Path) -> None:
+    """One step of 0.1 % is below `--least`, however large the perplexity; one of 2 % counts."""
+    for n, factor in enumerate([1.0] * 8 + [1.001] * 8):
+        nats = tuple(6.0 + math.log(factor) + i / 10 for i in range(4))
+        write_run(tmp_path / "small" / f"run{n:03d}", [cell("c1", engine="a", label="a")], [of_texts(nats)], n)
+    assert judged(tmp_path / "small", "perplexity")["a"].verdict == "PASS"
+    for n, factor in enumerate([1.0] * 8 + [1.02] * 8):
+        nats = tuple(6.0 + math.log(factor) + i / 10 for i in range(4))
+        write_run(tmp_path / "large" / f"run{n:03d}", [cell("c1", engine="a", label="a")], [of_texts(nats)], n)
+    one = judged(tmp_path / "large", "perplexity")["a"]
+    assert one.verdict == "REGRESSION"
+    assert one.change is not None
+    assert one.change == pytest.approx(math.log(1.02))
+    assert one.series.shown(one.change) == "+2.0 %"
