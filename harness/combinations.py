@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import cache
+from typing import get_args
 
 from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
@@ -108,10 +109,23 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
         if unit not in sheet.units:
             return f"{what} would be on {unit}, and its sheet has {', '.join(sheet.units)}"
         if sheet.units[unit].price(kernel) is None:
-            return f"{what} would be on {unit}, where its sheet prices no {what}"
+            remedy = "" if backbone is not None else _to_priced_unit(technique, sheet)
+            return f"{what} would be on {unit}, where its sheet prices no {what}{remedy}"
         if (why := sheet.units[unit].only_ratios) is not None:
             return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"
     return _no_watts(technique, sheet) or _unreached(technique, sheet) or _unjoined(technique, sheet, backbone)
+
+
+def _to_priced_unit(technique: TechniqueSpec, sheet: Sheet) -> str:
+    """What to set so that all of it lies on a unit that the sheet prices; nothing where no such keys are free."""
+    for unit in ("gpu", "npu", "cpu"):
+        of = sheet.units.get(unit)
+        if of is None or of.only_ratios is not None or None in (of.price("attention"), of.price("expert_ffn")):
+            continue
+        keys = [key for key in ("backbone", "unit") if getattr(technique, key, unit) != unit]
+        if all(unit in get_args(type(technique).model_fields[key].annotation) for key in keys):
+            return "; set " + " and ".join(f'{key} = "{unit}"' for key in keys)
+    return ""
 
 
 def _no_watts(technique: TechniqueSpec, sheet: Sheet) -> str | None:

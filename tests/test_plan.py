@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.plan import PlanError, build_plan
+from harness.plan import PlanError, build_plan, draft_plan
 from tests.plans import (
     BOOLQ,
     DROPLESS,
@@ -338,6 +338,25 @@ def test_an_arm_goes_onto_no_sheet_that_does_not_price_its_units(
     plan = build_plan(raw_plan(engine=[{"name": "sharded", "technique": technique}], device=[HOST, M2_ULTRA]))
     assert plan.skipped == (() if expected is None else (expected,))
     assert len(plan.cells) == (2 if expected is None else 1)
+
+
+@pytest.mark.parametrize(
+    ("technique", "remedy"),
+    [
+        ({"name": "blockwise"}, '; set backbone = "gpu" and unit = "gpu"'),
+        ({"name": "blockwise", "unit": "gpu"}, '; set backbone = "gpu"'),
+        ({"name": "coreml-cpu"}, ""),  # which is what its place makes it
+    ],
+)
+def test_an_arm_is_told_on_which_unit_a_sheet_prices_it(technique: dict[str, Any], remedy: str) -> None:
+    device = {"name": "model:trn2"}
+    draft = draft_plan(raw_plan(engine=[{"name": "a", "technique": technique}], device=[HOST, device]))
+    assert draft.plan.skipped == (
+        f"model:trn2: a: attention would be on cpu, where its sheet prices no attention{remedy}",
+    )
+    if remedy:
+        on_gpu = technique | {"backbone": "gpu", "unit": "gpu"}
+        assert not draft_plan(raw_plan(engine=[{"name": "a", "technique": on_gpu}], device=[device])).plan.skipped
 
 
 @pytest.mark.parametrize("name", ["dropless", "npumoe"])
