@@ -152,6 +152,14 @@ def test_relative_width_is_unknown_without_interval_or_around_zero() -> None:
     assert relative_width(Summary(n=5, mean=0.0, ci_low=-1.0, ci_high=1.0)) is None
 
 
+def drifting(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Of variance 1, half of each the one before it."""
+    values = rng.normal(0.0, 1.0, shape)
+    for i in range(1, shape[1]):
+        values[:, i] = 0.5 * values[:, i - 1] + 0.75**0.5 * values[:, i]
+    return values
+
+
 @pytest.mark.parametrize(
     ("scatter", "draw"),
     [
@@ -161,6 +169,7 @@ def test_relative_width_is_unknown_without_interval_or_around_zero() -> None:
             "one trial in ten takes three times as long",
             lambda rng, shape: np.where(rng.random(shape) < 0.1, 3.0, 1.0) * rng.normal(1.0, 0.03, shape) - 1.2,
         ),
+        ("each is like the one before it (correlation 0.5)", drifting),
     ],
 )
 def test_the_page_says_how_often_an_interval_of_few_values_holds_the_mean(

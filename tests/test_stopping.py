@@ -58,9 +58,16 @@ def test_failed_and_marked_trials_narrow_nothing_but_count_as_repeats() -> None:
     assert rule.enough([*timed(10.0, 10.0, 500.0), *tainted])
 
 
-def test_an_interval_that_ends_the_repeats_holds_the_mean_as_often_as_the_page_says() -> None:
-    """docs/plans.md says 90 of 100 (numpy alone, 200,000 cells: 90.3); of 2000 cells that is known to 0.7."""
-    draws, spec, held = np.random.default_rng(20261127).normal(1.0, 0.08, (2000, 19)), StopSpec(), 0
+@pytest.mark.parametrize(("n_slow_of_100", "share"), [(0, 0.903), (10, 0.391)])
+def test_an_interval_that_ends_the_repeats_holds_the_mean_as_often_as_the_page_says(
+    n_slow_of_100: int, share: float
+) -> None:
+    """docs/plans.md says 90 of 100 (numpy alone, 200,000 cells: 90.3); of 2000 cells that is known to 0.7. And 39 where
+    one repeat in ten takes half as long again, and the others scatter by 2 % (numpy alone, 40,000 cells)."""
+    rng, spec, held = np.random.default_rng(20261127), StopSpec(), 0
+    draws = rng.normal(1.0, 0.02 if n_slow_of_100 else 0.08, (2000, 19))
+    draws = np.where(rng.random(draws.shape) < n_slow_of_100 / 100, 1.5, 1.0) * draws
+    mean = 1.0 + 0.5 * n_slow_of_100 / 100
     for values in draws:
         n = spec.min_repeats
         low, high = mean_interval(values[:n])
@@ -68,8 +75,8 @@ def test_an_interval_that_ends_the_repeats_holds_the_mean_as_often_as_the_page_s
         while n < len(values) and (high - low) > spec.relative_width * (high + low):
             n += 1
             low, high = mean_interval(values[:n])
-        held += low <= 1.0 <= high
-    assert held / len(draws) == pytest.approx(0.903, abs=0.02)
+        held += low <= mean <= high
+    assert held / len(draws) == pytest.approx(share, abs=0.03)
 
 
 def test_a_value_of_zero_is_a_value() -> None:
