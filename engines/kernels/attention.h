@@ -151,7 +151,7 @@ inline void attend_kept(const OneQuery& one, int64_t kv_head) {
   const Attention& a = one.a;
   const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim, first = a.first_seen(one.position);
   const Blocks blocks(one.position + 1 - first);
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   float* score_GS = scratch(buffer, per_kv * blocks.n * 8);  // S in the order of blocks
   const E* key = (const E*)a.keys + kv_head * a.head_stride + first * dim;
   const E* value = (const E*)a.values + kv_head * a.head_stride + first * dim;

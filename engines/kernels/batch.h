@@ -20,7 +20,7 @@
 inline void run_chosen(const Matrix* matrices, int64_t n_experts, int64_t n_tokens, int64_t top_k, const int64_t* ids_TK,
                        const float* weights_TK, const float* x, float* out, int n_threads) {
   thread_local std::vector<int64_t> next_E, expert_C, first_C, token_R;
-  thread_local std::vector<float> weight_buffer;
+  thread_local Buffer weight_buffer;
   const int64_t n_rows = n_tokens * top_k;
   next_E.assign(n_experts, 0), expert_C.clear(), first_C.clear(), token_R.resize(n_rows);
   float* const weight_R = scratch(weight_buffer, n_rows);
@@ -60,7 +60,7 @@ inline void batch_step(const DecoderLayer* layers, int64_t n_layers, int64_t hid
                        const float* const* turns_2T, int64_t n_pairs, const Chunk* chunks_LT, int64_t* ids_TK,
                        float* weights_TK, const float* norm, float eps, const Ends& ends, float* logits, int n_threads) {
   const Timed timed(kNorms);  // what all other parts leave
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const int64_t n_values = n_tokens * hidden, n_turns = n_tokens * n_pairs;
   float *const x = scratch(buffer, 4 * n_values + 2 * n_turns), *const normed = x + n_values;
   float *const added = normed + n_values, *const shared = added + n_values;

@@ -88,7 +88,7 @@ inline void narrow_down(const Matrix& down, int64_t begin, int64_t end, int64_t 
 
 // Inputs of n rows from `first` on, as the narrow kernels take them.
 inline void prepare_input(const Experts& e, int64_t first, int64_t n, const Matrix& gate, float* prepared) {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const int64_t hidden = gate.columns, stride = input_stride(gate);
   if (input_of(gate) == Input::kPlain) {
     for (int64_t r = 0; r < n; r++) copy_row(e, first + r, hidden, prepared + r * stride);
@@ -107,7 +107,7 @@ inline int64_t inner_stride_of(const Matrix& down) {
 // All experts of a layer are stored alike: the first called speaks for them.
 inline void narrow_experts(const Experts& e, int n_threads) {
   const Timed timed(kGateUp);
-  thread_local std::vector<float> input_buffer, inner_buffer, prepared_buffer;
+  thread_local Buffer input_buffer, inner_buffer, prepared_buffer;
   const int64_t n_rows = e.first_C[e.n_calls], hidden = e.gate(0).columns, width = e.gate(0).rows;
   const int64_t down_stride = input_stride(e.down(0)), inner_stride = inner_stride_of(e.down(0));
   const float* input;
@@ -159,7 +159,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
     const Block* block;
     int64_t first, n;  // of its gate rows
   };
-  thread_local std::vector<float> input_buffer, inner_buffer;
+  thread_local Buffer input_buffer, inner_buffer;
   const int64_t hidden = e.gate(0).columns, width = e.gate(0).rows;
   const int64_t up_stride = input_stride(e.gate(0)), down_stride = input_stride(e.down(0));
   const int64_t inner_stride = inner_stride_of(e.down(0));
@@ -273,7 +273,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
   while (starts.back() < n_down)
     starts.push_back(starts.back() + std::clamp<int64_t>((n_down - starts.back()) / (2 * n_threads), 1, most));
   in_chunks(int64_t(starts.size()) - 1, 1, n_threads, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<float> sum_buffer;
+    thread_local Buffer sum_buffer;
     float* results = group_scratch();
     for (int64_t chunk = begin; chunk < end; chunk++) {
       const int64_t start = starts[chunk] * kGroupRows, stop = std::min(starts[chunk + 1] * kGroupRows, hidden);

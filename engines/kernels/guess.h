@@ -106,7 +106,7 @@ inline void layer_norm_row(float* x, int64_t width, const float* weight, const f
 }
 
 inline void estimate(const Estimator& own, const float* q_H, float* logits_E, int n_threads) {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const int64_t width = own.reduce.rows, inner = own.widen.rows;
   float *z_W = scratch(buffer, 2 * width + inner), *added_W = z_W + width, *inner_V = added_W + width;
   const auto multiply = [&](const Panels& m, const float* x, const float* bias, float* out) {
@@ -126,7 +126,7 @@ inline void estimate(const Estimator& own, const float* q_H, float* logits_E, in
 inline void guess_row(const Guess& guess, const float* residual, const float* normed, const float* shared,
                       const int64_t* ids_K, const float* weights_K, int64_t n_chosen, int64_t hidden, float* shown,
                       int64_t* guessed_K, float* guessed_weights_K, int n_threads) {
-  thread_local std::vector<float> part_buffer, score_buffer;
+  thread_local Buffer part_buffer, score_buffer;
   if (guess.estimator) ask_ahead(guess.estimator->reduce.values, kPanelsAhead, 0);
   if (!guess.norm_H) {
     std::copy_n(normed, hidden, shown);

@@ -197,7 +197,7 @@ int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
                         const Ends* ends, int64_t id, float* logits, int64_t* best, float* most, int64_t first_layer,
                         const float* mixed, int32_t n_threads) {
   const Timed timed(kNorms);  // what all other parts leave
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   float *const added = scratch(buffer, 2 * hidden), *const shared = added + hidden;
   int64_t n_before = 0;  // experts of the layers before
   const auto add = [&](const float* what) {

@@ -91,7 +91,7 @@ struct LaidCalls {
 // slice its rows of `down`.
 inline void run_hidden_slices(const LaidCalls& calls, const DecodeLayout& layout, const float* x, float* out,
                               int n_threads) {
-  thread_local std::vector<float> sum_buffer, part_buffer, input_buffer, result_buffer;
+  thread_local Buffer sum_buffer, part_buffer, input_buffer, result_buffer;
   thread_local std::vector<Product> products;
   const Matrix* const first = layout.slices[0] + 3 * calls.expert_C[0];
   const int64_t n_calls = calls.n(), n_rows = calls.first_C.back(), width = first->rows;
@@ -143,7 +143,7 @@ inline void run_laid_out(const Matrix* matrices, const DecodeLayout& layout, int
                          const int64_t* ids_K, const float* x, const float* weights_K, float* out, int64_t* rows_E,
                          int n_threads) {
   thread_local LaidCalls calls;
-  thread_local std::vector<float> part_buffer;
+  thread_local Buffer part_buffer;
   calls.start();
   for (int64_t e = 0; e < n_experts; e++) {
     const bool is_called = layout.calls(e, ids_K, n_chosen);

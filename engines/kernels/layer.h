@@ -118,7 +118,7 @@ inline void choose_row(const Router& router, float* score_E, int64_t* ids_K, flo
 inline void route(const Router& router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK,
                   int n_threads) {
   const Timed timed(kRouting);
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const int64_t n_experts = router.n_experts, top_k = router.top_k, hidden = router.hidden;
   const Matrix weights = {router.weight_EH, nullptr, n_experts, hidden, kFp32, 0, kByFp32};
   if (n_tokens <= kMaxTokens) {
@@ -183,7 +183,7 @@ inline void project_heads(const AttentionLayer& layer, const float* x, int64_t n
 // The chunks are all of the tokens, in order.
 inline void attend_rows(const AttentionLayer& layer, const float* query, int64_t n_tokens, const Chunk* chunks,
                         int64_t n_chunks, float* out, int n_threads) {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const int64_t q_width = layer.n_heads * layer.dim;
   float* mixed = scratch(buffer, n_tokens * q_width);
   const auto attention_of = [&](const Chunk& chunk) {
@@ -213,7 +213,7 @@ inline void attend_rows(const AttentionLayer& layer, const float* query, int64_t
 inline void attention_block(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
                             const float* sin_TP, int64_t n_pairs, const Chunk* chunks, int64_t n_chunks, float* out,
                             int n_threads) {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const int64_t dim = layer.dim, q_width = layer.n_heads * dim, kv_width = layer.n_kv_heads * dim;
   float* query = scratch(buffer, n_tokens * (q_width + 2 * kv_width));
   float *key = query + n_tokens * q_width, *value = key + n_tokens * kv_width;
@@ -248,7 +248,7 @@ struct DecoderLayer {
 // x[T, H] by the gate, which is one row. Both may be the same.
 inline void gate_rows(const Matrix& gate, const float* x, int64_t n_tokens, const float* shared, int64_t width, float* out,
                       int n_threads) {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   float* const score_T = scratch(buffer, n_tokens);
   const Product scores = {&gate, nullptr, score_T};
   multiply_all(&scores, 1, x, n_tokens, n_threads);

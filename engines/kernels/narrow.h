@@ -337,7 +337,7 @@ inline void prepare_rows(const Matrix& m, const float* x, int64_t n_rows, float*
 }
 
 // The same in room of its own; x itself where that is the plain way and rows lie so.
-inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, std::vector<float>& buffer) {
+inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, Buffer& buffer) {
   if (input_of(m) == Input::kPlain && (n_rows == 1 || input_stride(m) == m.columns)) return x;
   float* prepared = scratch(buffer, n_rows * input_stride(m));
   prepare_rows(m, x, n_rows, prepared);

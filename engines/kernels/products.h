@@ -26,7 +26,7 @@ struct Product {
 };
 
 inline void narrow_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
-  thread_local std::vector<float> prepared[kInputs];
+  thread_local Buffer prepared[kInputs];
   const float* inputs[kInputs] = {};
   int64_t n_rows = 0, bytes = 1;
   for (int i = 0; i < n_products; i++) {
@@ -54,7 +54,7 @@ inline void narrow_products(const Product* products, int n_products, const float
 }
 
 inline void wide_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const Matrix& m0 = *products[0].matrix;
   const auto n_groups_of = [](const Product& p) { return (p.matrix->rows + kGroupRows - 1) / kGroupRows; };
   int64_t n_groups = 0;

@@ -17,7 +17,7 @@
 // what goes back, and gives those. Two turns; all ranks have the same bits. False where a rank is lost. x[H], out[H].
 inline bool split_attention(const AttentionLayer& layer, const float* x, const float* cos_P, const float* sin_P,
                             int64_t n_pairs, const Chunk& chunk, float* out, Exchange& exchange, int n_threads) {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const int64_t dim = layer.dim, n_kv = layer.n_kv_heads, per_kv = layer.n_heads / n_kv, stride = chunk.head_stride;
   const int64_t q_width = layer.n_heads * dim, kv_width = n_kv * dim, hidden = layer.out.rows;
   float* query = scratch(buffer, 3 * q_width + 4 * kv_width);

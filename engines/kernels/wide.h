@@ -9,6 +9,10 @@
 
 #pragma once
 
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <vector>
 
@@ -91,6 +95,17 @@ inline void pack(int64_t panel, int64_t n, int64_t columns, const F& row_of, flo
     for (int i = 0; i < lanes; i++) to[c * lanes + i] = rows[i] ? rows[i][c] : 0.0f;
 }
 
+// Whether a core's second cache has room for the columns of a block's input that a group meets, for those that it meets
+// next, 0.5 MB each, and for results. Caches of 1 MB were not tried.
+inline bool has_large_second_cache() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const bool is_large = sysconf(_SC_LEVEL2_CACHE_SIZE) >= 2 << 20;
+  return is_large;
+#else
+  return false;
+#endif
+}
+
 struct Row {
   const Matrix* matrix;
   int64_t row;
@@ -117,6 +132,8 @@ struct Ahead {
   const char* starts[kTileRows];
   int64_t n_bytes = 0, byte = 0, at_once = 0;
   int row = kTileRows;  // the next pair is its `byte`; behind the last there is none
+  const char *input = nullptr, *input_end = nullptr;  // lines of the input that are met later
+  int64_t input_at_once = 0;
 
   // From column `first` of the tile's rows on. n_strips: in which they are to be asked for.
   void fill(const Row* rows, int64_t first, int64_t columns, int64_t n_strips) {
@@ -138,7 +155,11 @@ struct Ahead {
     }
     row = r, byte = at;
   }
-  __attribute__((always_inline)) void ask() { ask(at_once); }
+  __attribute__((always_inline)) void ask() {
+    ask(at_once);
+    for (int64_t i = 0; i < input_at_once && input < input_end; i++, input += kLine)
+      __builtin_prefetch(input, 0, kSecondCache);
+  }
   void ask_rest() { ask(INT64_MAX); }
 };
 
@@ -219,6 +240,7 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
   const int64_t panels = n_panels(block.n);
   // A tile after the other reads rows as they lie. Of input too large to stay near, some columns do, for all tiles.
   const bool is_near = block.n * columns * int64_t(sizeof(float)) <= kNearBytes;
+  const bool asks_input = !is_near && has_large_second_cache();
   const auto after = [&](Place here) {
     const bool is_own = here.start < kGroupRows;
     const Place next = is_near ? here.along_rows(columns) : here.down_rows(is_own ? n_rows : kKnownRows);
@@ -229,10 +251,19 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
     const int64_t depth = std::min(kDepth, columns - here.first);
     for (int r = 0; r < kTileRows; r++) tile.take(r, rows[here.start + r], here.first, depth);
     then = after(next);
-    ahead.fill(rows + then.start, then.first, columns, panels * Tile::n_strips(depth));
+    // The columns that this group meets next, or the next group first. Each tile asks for its share of every panel's.
+    const int64_t coming = here.first + kDepth < columns ? here.first + kDepth : 0;
+    const int64_t behind = std::min(coming + kDepth, columns), n_strips = Tile::n_strips(depth);
+    const int64_t n_bytes = (Tile::part(block.packed, behind, kPanel) - Tile::part(block.packed, coming, kPanel)) * 4;
+    const int64_t share = asks_input ? n_pieces(n_pieces(n_bytes, kLine), n_pieces(n_rows, kTileRows)) : 0;
+    ahead.input_at_once = n_pieces(share, n_strips);
+    ahead.fill(rows + then.start, then.first, columns, panels * n_strips);
     for (int64_t p = 0; p < panels; p++) {
       const int lanes = lanes_of(block.n, p);
-      const float* part = Tile::part(block.packed + p * kPanel * columns, here.first, lanes);
+      const float* const panel = block.packed + p * kPanel * columns;
+      const float* const part = Tile::part(panel, here.first, lanes);
+      ahead.input = (const char*)Tile::part(panel, coming, lanes) + here.start / kTileRows * share * kLine;
+      ahead.input_end = std::min(ahead.input + share * kLine, (const char*)Tile::part(panel, behind, lanes));
       tile.multiply_with(part, depth, lanes, results + p * kGroupRows * kPanel + here.start * lanes, ahead);
     }
     ahead.ask_rest();  // what narrow panels left
@@ -241,7 +272,7 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
 
 // Room for the results of a group and a block of any size.
 inline float* group_scratch() {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   return scratch(buffer, kMaxBlock * kGroupRows);
 }
 

@@ -147,7 +147,7 @@ inline void attend_by(const Attention& a, const float* query_TQ, int64_t positio
   while (together > 1 && a.n_kv_heads * n_groups() < 4 * n_threads) together /= 2;
   // Late panels see more keys: chunks of one, the dearest first.
   in_chunks(a.n_kv_heads * n_groups(), 1, n_threads, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<float> buffer;
+    thread_local Buffer buffer;
     const int64_t of_queries = Queries::size(dim);
     const int64_t of_floats = a.kept == kFp32 ? 0 : kKeys * dim;  // of keys, and of values, that are kept otherwise
     float* const score = scratch(buffer, kKeys * kPanel + together * of_queries + Block::size(dim) + 2 * of_floats);

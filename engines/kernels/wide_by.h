@@ -18,7 +18,7 @@ inline void ready_panel(int64_t panel, int64_t n, const Matrix& of, float* packe
 // become lanes, for of bytes and pairs there is less to turn.
 template <class F>
 inline void pack_ready(int64_t panel, int64_t n, const Matrix& of, const F& row_of, float* packed) {
-  thread_local std::vector<float> buffer;
+  thread_local Buffer buffer;
   const int64_t columns = of.columns;
   float* one = packed + panel * kPanel * columns;
   const auto pack_rows = [&](const auto& ready, int64_t words, int64_t stride) {

@@ -188,9 +188,9 @@ inline W add_word(W start, W weight, W x) {
 }
 
 // tile[r][v] += weight(r, k) * panel(k, v) over 32-column blocks.
-template <class F, int R, int V, Weights Kind>
+template <class F, int R, int V, Weights Kind, class A = NothingAhead>
 __attribute__((noinline)) void multiply_words(const uint8_t* weights, const float* scales, const float* panel,
-                                              int64_t n_blocks, float* tile) {
+                                              int64_t n_blocks, float* tile, A&& ahead = {}) {
   constexpr int kEach = sizeof(F) / sizeof(float), kWords = words_of(panel_of(Kind));
   constexpr bool is_nibbles = Kind == Weights::kNibbles, is_in_pairs = is_nibbles && kAddsPairs;
   constexpr bool has_start = Kind != Weights::kHalves, scales_blocks = is_nibbles || Kind == Weights::kKeys;
@@ -203,6 +203,7 @@ __attribute__((noinline)) void multiply_words(const uint8_t* weights, const floa
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) sums[r][v] += scales[r * kScaleStride + n_blocks];
   for (int64_t block = 0; block < n_blocks; block++) {
+    ahead.ask();
     W parts[R][V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) {
@@ -264,7 +265,7 @@ struct WordTile {
   static const float* part(const float* panel, int64_t first, int lanes) {
     return panel + first / kRoundedColumns * kFloats * lanes;
   }
-  static int64_t n_strips(int64_t) { return 2; }
+  static int64_t n_strips(int64_t depth) { return 2 * n_pieces(depth, kRoundedColumns); }
   void multiply_with(const float* panel, int64_t depth, int lanes, float* tile, Ahead& ahead) const {
 #ifdef JOULEBENCH_AVX512
     if (lanes == 32) return multiply_rows_of<fN, 6, 2>(panel, depth, tile, ahead);
@@ -281,9 +282,8 @@ struct WordTile {
   template <class F, int R, int V>
   void multiply_rows_of(const float* panel, int64_t depth, float* tile, Ahead& ahead) const {
     for (int r = 0; r < kTileRows; r += R) {
-      ahead.ask();
       multiply_words<F, R, V, Kind>(weights + r * kStride, scales + r * kScaleStride, panel,
-                                    n_pieces(depth, kRoundedColumns), tile + r * V * int(sizeof(F) / sizeof(float)));
+                                    n_pieces(depth, kRoundedColumns), tile + r * V * int(sizeof(F) / sizeof(float)), ahead);
     }
   }
 };
