@@ -70,7 +70,7 @@ def test_readme_quotes_the_lowest_ratio_to_llama_cpp_of_all_processors() -> None
     text = words_of("README.md")
     assert (
         f"Its prefill/decode is {told[0]} times llama.cpp's with weights of 32 bits,"
-        f" {told[1]} with 16, {told[2]} with 8 and {told[3]} with 4. Each figure is the lowest that was measured"
+        f" {told[1]} with 16, {told[2]} with 8 and {told[3]} with 4. Each figure is the lowest of all rows"
     ) in text
     assert f"With int8 arithmetic 4 bits are at {lowest(('int4 by int8',))} " in text
 
