@@ -120,6 +120,22 @@ def test_a_server_that_only_keeps_its_stream_alive_is_not_waited_for_for_ever(fi
         client(server.url, flavour="openai", timeout_s=0.2).run(request(4), unheard)
 
 
+@pytest.mark.parametrize("first", [b"HTTP/1.1 200 OK\r\nX-Queue: ", STREAM_HEAD + b"ffffff\r\ndata: "])
+def test_a_line_that_comes_byte_by_byte_has_to_end_in_time(first: bytes) -> None:
+    """Each byte was waited for anew, and the run with it."""
+
+    def drips(connection: socket.socket) -> None:
+        connection.sendall(first)
+        ends_s = time.monotonic() + 2
+        with suppress(OSError):
+            while time.monotonic() < ends_s:
+                connection.sendall(b" ")
+                time.sleep(0.001)
+
+    with scripted(drips) as server, pytest.raises(EngineError, match=r"no (chunk|answer) in 0\.2 s; raise timeout_s"):
+        client(server.url, flavour="openai", timeout_s=0.2).run(request(4), unheard)
+
+
 def test_an_answer_that_comes_byte_by_byte_has_to_end_in_time() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 

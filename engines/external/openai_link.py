@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -59,6 +60,8 @@ class ServerLink:
         """On this connection: one that has not may be ended for what was asked."""
         self._arrived_s = 0.0
         """The last bytes of an answer."""
+        self._due_s = math.inf
+        """When the line that is read has to be whole: a socket's own limit begins anew with each byte."""
         self.n_again = self.n_busy = 0
 
     @property
@@ -172,7 +175,8 @@ class ServerLink:
         self._connection.request(method, path, body, headers)
         # Of an answer that ends with its connection, the connection has none any more.
         self._socket = self._connection.sock
-        return self._connection.getresponse()
+        with self._in_time():
+            return self._connection.getresponse()
 
     def _made(self) -> http.client.HTTPConnection:
         self._has_answered = False
@@ -183,6 +187,17 @@ class ServerLink:
 
     def _arrive(self) -> None:
         self._arrived_s = self._now_s()
+        if time.monotonic() > self._due_s:
+            raise TimeoutError
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """What is read, in all. Raises `TimeoutError`."""
+        self._due_s = time.monotonic() + self._timeout_s
+        try:
+            yield
+        finally:
+            self._due_s = math.inf
 
     def _refusal(self, response: http.client.HTTPResponse) -> str:
         """What the server says, in its own words."""
@@ -248,7 +263,8 @@ class ServerLink:
     def _line(self, response: http.client.HTTPResponse) -> bytes:
         """The next one with its end; empty at the end of the stream."""
         try:
-            line = response.readline(MOST_LINE_BYTES)
+            with self._in_time():
+                line = response.readline(MOST_LINE_BYTES)
         except TimeoutError as error:
             raise EngineError(f"{self.url}: no chunk in {self._timeout_s:g} s; raise timeout_s") from error
         except (OSError, http.client.HTTPException) as error:
