@@ -268,7 +268,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
   const int64_t group_bytes = e.n_tokens * kGroupRows * int64_t(sizeof(float));
   const int64_t inner_bytes = n_inner * int64_t(sizeof(float)) / n_blocks;  // of a block, in the mean
-  const int64_t most = std::max<int64_t>(1, (kNearBytes - inner_bytes) / group_bytes);
+  const int64_t most = std::max<int64_t>(1, (near_bytes() - inner_bytes) / group_bytes);
   std::vector<int64_t> starts(1, 0);
   while (starts.back() < n_down)
     starts.push_back(starts.back() + std::clamp<int64_t>((n_down - starts.back()) / (2 * n_threads), 1, most));

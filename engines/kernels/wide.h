@@ -25,7 +25,7 @@ constexpr int kKnownRows = kGroupRows + 2 * kTileRows;  // and those that come b
 constexpr int64_t kDepth = 256;       // columns widened at once: 12 rows of them are 12 KB
 constexpr int64_t kRowStride = kDepth + 16;  // rows 1 KB apart would share their places in the cache
 constexpr int64_t kMaxBlock = 16 * kPanel;   // tokens: kDepth columns of their packed input are half of a second cache
-constexpr int64_t kNearBytes = 384 << 10;    // packed input that stays in a second cache whole
+constexpr int64_t kNearBytes = 384 << 10;    // packed input that stays whole in a second cache of any size
 
 // The tokens of a block share one pass over the weights.
 struct TokenBlock {
@@ -105,6 +105,9 @@ inline bool has_large_second_cache() {
   return false;
 #endif
 }
+
+// What stays there.
+inline int64_t near_bytes() { return has_large_second_cache() ? 2 * kNearBytes : kNearBytes; }
 
 struct Row {
   const Matrix* matrix;
