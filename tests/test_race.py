@@ -100,3 +100,21 @@ def test_the_interval_of_the_chosen_holds_its_cost_though_the_least_of_many_is_a
         held.append(cost.low <= 1.0 <= cost.high)
     # Of 200 sessions, 95 % is known to 1.5 %.
     assert np.mean(held) >= 0.92
+
+
+@pytest.mark.parametrize(
+    ("speed_times", "power_times", "n_far"), [(1.0, 1.0, 0), (1.0, 2.0, 1), (0.5, 0.5, 1), (0.5, 1.0, 2)]
+)
+def test_readings_far_from_the_rest_are_counted_of_speed_and_of_cost(
+    speed_times: float, power_times: float, n_far: int
+) -> None:
+    """Even noise of 2 % has no far reading. Half the speed at the same power costs twice as much a token."""
+    rng = np.random.default_rng(7)
+
+    def probe(ask: Ask[str]) -> Answer:
+        is_far = (ask.round, ask.arm) == (5, "a")
+        speed, power = (100.0 * float(np.exp(rng.uniform(-0.02, 0.02))) for _ in range(2))
+        return Reading(speed * (speed_times if is_far else 1.0), power * (power_times if is_far else 1.0))
+
+    rules = Rules(indifference=0.001, most_probes=4 * 12, is_even=True)
+    assert drive(race(("a", "b", "c", "d"), rules), probe).drawn_in == n_far
