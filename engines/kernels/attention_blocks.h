@@ -265,7 +265,7 @@ class ByteBlock {
     return exponent * kLogOfTwo + sum(odd);
   }
   template <class F>
-  static auto halves_of(F first, F second) {
+  static decltype(nearest(F{})) halves_of(F first, F second) {
     return (nearest(first) & 0xFFFF) | nearest(second) << 16;
   }
 
