@@ -11,7 +11,8 @@ Raw = dict[str, Any]
 
 
 def put_on_devices(raw: Raw, names: Sequence[str]) -> list[str]:
-    """Changes a plan's content in place: (the problems). Arms that are for other devices alone go with them."""
+    """Changes a plan's content in place: (the problems). Arms that are for other devices alone go with them, and what
+    names these arms too."""
     devices = raw.get("device")
     if not names or not isinstance(devices, list) or not all(isinstance(one, dict) for one in devices):
         return []
@@ -37,10 +38,39 @@ def _rename(raw: Raw, device: Raw, name: str) -> None:
 
 
 def _cut_arms(raw: Raw, names: Sequence[str]) -> None:
+    gone = set()
     for engine in _arms(raw):
+        if engine["devices"] and not set(engine["devices"]) & set(names):
+            gone.add(str(engine.get("name")))
         engine["devices"] = [one for one in engine["devices"] if one in names]
     if isinstance(raw.get("engine"), list):
         raw["engine"] = [one for one in raw["engine"] if not isinstance(one, dict) or one.get("devices") != []]
+    if gone:
+        _cut_what_names_them(raw, gone)
+
+
+def _cut_what_names_them(raw: Raw, gone: set[str]) -> None:
+    """A baseline, tables and keys of the sweep that are of arms which went."""
+
+    def is_gone(label: object) -> bool:
+        return isinstance(label, str) and label.partition("[")[0] in gone
+
+    if is_gone(raw.get("baseline")):
+        del raw["baseline"]
+    if isinstance(sweep := raw.get("sweep"), dict):
+        for name in gone:
+            for key in [key for key in sweep if key.startswith(f"engine.{name}.")]:
+                del sweep[key]
+            if isinstance(sweep.get("engine"), dict):
+                sweep["engine"].pop(name, None)
+    if not isinstance(tables := raw.get("table"), list):
+        return
+    for table in tables:
+        if isinstance(table, dict) and isinstance(table.get("rows"), list):
+            table["rows"] = [one for one in table["rows"] if not is_gone(one)]
+    raw["table"] = [
+        one for one in tables if not isinstance(one, dict) or not (is_gone(one.get("over")) or one.get("rows") == [])
+    ]
 
 
 def _arms(raw: Raw) -> list[Raw]:

@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,8 @@ class Draft:
     named: Parts
     """Those of `parts`, and those of which only a setting is wrong: what they name can be looked at beside that."""
     problems: tuple[str, ...]
+    is_part: bool = False
+    """Whether `--device` took some of the plan's devices alone: an arm then has keys that the others read."""
 
     def sound(self) -> Plan:
         """Raises `PlanError`."""
@@ -161,8 +163,10 @@ def read_draft(
             sweep.set_value(raw, assignment)
         except sweep.PathError as error:
             problems.append(f"--set {assignment[:80]}: {error}")
+    written = raw.get("device")
     problems += put_on_devices(raw, devices)
-    return draft_plan(raw, data_root, max_cells, problems, path.parent)
+    is_part = raw.get("device") is not written
+    return replace(draft_plan(raw, data_root, max_cells, problems, path.parent), is_part=is_part)
 
 
 def load_plan(path: Path, settings: Sequence[str] = (), data_root: Path | None = None) -> Plan:

@@ -113,7 +113,8 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         warnings.append(crowded_warning(other, devices))
     for engine in engines:
         problems += [*engine_problems(engine, bool(computed)), *name_problems(engine)]
-        problems += unread_problems(engine, named.devices)
+        if not draft.is_part:
+            problems += unread_problems(engine, named.devices)
         problems += moving_problems(engine, devices, bool(computed))
         problems += rank_problems(engine, devices)
         crowded = [rank_warning(engine), crowded_warning(engine, devices)] if computed else []

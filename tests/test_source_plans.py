@@ -23,8 +23,8 @@ SYSTEMS = {
 NEEDS_NO_DATA = [n for n, path in bundled_plans().items() if "needs JOULEBENCH_DATA" not in path.read_text("utf-8")]
 
 
-def sound(path: Path) -> Plan:
-    draft = read_draft(path, ())
+def sound(path: Path, device: str | None = None) -> Plan:
+    draft = read_draft(path, (), devices=[device] if device else [])
     parts = RunParts(draft.plan.protocol)
     try:
         return preflight(draft, parts)
@@ -38,6 +38,24 @@ def test_a_bundled_plan_is_sound_and_leaves_no_cell_out_unsaid(name: str) -> Non
     assert plan.cells
     assert name == plan.name
     assert [warning for warning in plan.warnings if "changes nothing" in warning] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "over"),
+    [
+        ("demo", "host", []),
+        ("demo", "model:m2-ultra", []),
+        ("gpu-ndp", "host", ["moe-ondemand", "monde", "monde"]),
+        ("gpu-ndp", "model:rtx5080-ndp", ["moe-ondemand", "monde", "monde"]),
+        ("npumoe", "host", []),
+    ],
+)
+def test_a_bundled_plan_runs_on_one_of_its_devices(name: str, device: str, over: list[str]) -> None:
+    """It was refused: other devices' arms were still its baseline, and keys that other devices read had no effect."""
+    plan = sound(bundled_plans()[name], device)
+    assert {cell.device.name for cell in plan.cells} == {device}
+    assert [table["over"] for table in plan.raw.get("table", [])] == over
+    assert "duplex" not in {name for table in plan.raw.get("table", []) for name in table.get("rows", [])}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
