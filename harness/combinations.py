@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import cache
-from typing import get_args
+
+from pydantic import ValidationError
 
 from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
@@ -26,6 +27,7 @@ from harness.schema import AnyEngineSpec, EngineSpec, TechniqueSpec
 AS_PLANNED = "the plan puts it on other devices"
 """No surprise to whoever wrote the plan."""
 PHASES: tuple[ChunkPhase, ChunkPhase] = ("prefill", "decode")
+UNITS: tuple[Unit, ...] = ("gpu", "npu", "cpu")
 
 
 def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> str | None:
@@ -117,13 +119,14 @@ def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = Non
 
 
 def _to_priced_unit(technique: TechniqueSpec, sheet: Sheet) -> str:
-    """What to set so that all of it lies on a unit that the sheet prices; nothing where no such keys are free."""
-    for unit in ("gpu", "npu", "cpu"):
-        of = sheet.units.get(unit)
-        if of is None or of.only_ratios is not None or None in (of.price("attention"), of.price("expert_ffn")):
-            continue
+    """What to set so that the sheet prices all of it; nothing where no such keys are free."""
+    for unit in UNITS:
         keys = [key for key in ("backbone", "unit") if getattr(technique, key, unit) != unit]
-        if all(unit in get_args(type(technique).model_fields[key].annotation) for key in keys):
+        try:
+            moved = type(technique).model_validate(technique.model_dump() | dict.fromkeys(keys, unit))
+        except ValidationError:
+            continue
+        if unpriced(moved, sheet, moved.backbone) is None:
             return "; set " + " and ".join(f'{key} = "{unit}"' for key in keys)
     return ""
 

@@ -346,6 +346,10 @@ def test_an_arm_goes_onto_no_sheet_that_does_not_price_its_units(
         ({"name": "blockwise"}, '; set backbone = "gpu" and unit = "gpu"'),
         ({"name": "blockwise", "unit": "gpu"}, '; set backbone = "gpu"'),
         ({"name": "coreml-cpu"}, ""),  # which is what its place makes it
+        ({"name": "oracle"}, ""),  # has no keys
+        ({"name": "tensor-parallel"}, ""),  # its backbone is on every rank
+        ({"name": "lru"}, ""),  # its weights would have no link to a GPU
+        ({"name": "moe-ondemand"}, ""),  # its experts stay on the CPU
     ],
 )
 def test_an_arm_is_told_on_which_unit_a_sheet_prices_it(technique: dict[str, Any], remedy: str) -> None:
