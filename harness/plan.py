@@ -165,7 +165,7 @@ def read_draft(
             problems.append(f"--set {assignment[:80]}: {error}")
     written = raw.get("device")
     problems += put_on_devices(raw, devices)
-    is_part = raw.get("device") is not written
+    is_part = raw.get("device") != written
     return replace(draft_plan(raw, data_root, max_cells, problems, path.parent), is_part=is_part)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.plan import Plan, PlanError, build_plan, draft_plan
+from harness.plan import Plan, PlanError, build_plan, draft_plan, read_draft
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from tests.command import joulebench
@@ -313,6 +313,18 @@ def test_a_parameter_that_no_device_of_the_arm_reads_is_refused(
 @pytest.mark.parametrize("name", ["npumoe", "anemll", "coreml-naive", "gpu"])
 def test_what_a_preset_says_of_units_may_stand_on_the_host(name: str) -> None:
     assert len(checked(engine=[{"name": "a", "technique": {"name": name}}]).cells) == 1
+
+
+def test_naming_all_devices_of_a_plan_leaves_nothing_unchecked(tmp_path: Path) -> None:
+    """`--device` of a plan's only device is the plan itself."""
+    engine = {"name": "a", "technique": {"name": "dropless", "backbone": "gpu"}}
+    draft = read_draft(write_plan(tmp_path / "plan.toml", raw_plan(engine=[engine])), devices=["host"])
+    parts = RunParts(draft.plan.protocol)
+    try:
+        with pytest.raises(PlanError, match=r"backbone is read by .* only, and has no effect on "):
+            preflight(draft, parts)
+    finally:
+        parts.close()
 
 
 def test_a_parameter_that_one_device_reads_of_two_is_taken() -> None:
