@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.ratios import ratio_of_means, ratio_of_shares
+from results.ratios import Ratio, ratio_of_means, ratio_of_shares, widened
 
 
 def test_the_interval_holds_the_ratios_that_a_paired_t_test_does_not_reject() -> None:
@@ -76,6 +76,18 @@ def test_intervals_of_means_hold_the_truth_in_95_of_100_runs(n: int, n_workloads
         found = ratio_of_means(pairs)
         held += found.low is None or found.high is None or found.low <= truth <= found.high
     assert held / n_runs >= 0.93
+
+
+def test_an_error_that_pairs_share_widens_both_ends_by_logarithms() -> None:
+    """Both ends lie 2 times away, and the error takes 3 more: sqrt(ln 2 ^ 2 + ln 3 ^ 2). Below 1 too."""
+    found = widened(Ratio(0.5, 0.25, 1.0, 4), math.log(3) / stats.norm.ppf(0.975))
+    away = math.exp(math.sqrt(math.log(2) ** 2 + math.log(3) ** 2))
+    assert (found.value, found.n) == (0.5, 4)
+    assert (found.low, found.high) == pytest.approx((0.5 / away, 0.5 * away))
+
+
+def test_an_end_at_0_stays_there() -> None:
+    assert widened(Ratio(0.5, 0.0, 1.0, 4), 0.1).low == 0.0
 
 
 # --- shares of right answers -----------------------------------------------------------------------------------------
