@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.plan_values import shown
+from harness.sweep import flattened
 
 Raw = dict[str, Any]
 
@@ -27,7 +28,9 @@ def put_on_devices(raw: Raw, names: Sequence[str]) -> list[str]:
     ]
     if not problems:
         raw["device"] = [one for one in devices if one.get("name") in names]
+        engines = raw.get("engine")
         _cut_arms(raw, names)
+        _cut_sweep(raw, {"device": devices, "engine": engines})
     return problems
 
 
@@ -50,19 +53,13 @@ def _cut_arms(raw: Raw, names: Sequence[str]) -> None:
 
 
 def _cut_what_names_them(raw: Raw, gone: set[str]) -> None:
-    """A baseline, tables and keys of the sweep that are of arms which went."""
+    """A baseline and tables that are of arms which went."""
 
     def is_gone(label: object) -> bool:
         return isinstance(label, str) and label.partition("[")[0] in gone
 
     if is_gone(raw.get("baseline")):
         del raw["baseline"]
-    if isinstance(sweep := raw.get("sweep"), dict):
-        for name in gone:
-            for key in [key for key in sweep if key.startswith(f"engine.{name}.")]:
-                del sweep[key]
-            if isinstance(sweep.get("engine"), dict):
-                sweep["engine"].pop(name, None)
     if not isinstance(tables := raw.get("table"), list):
         return
     for table in tables:
@@ -71,6 +68,27 @@ def _cut_what_names_them(raw: Raw, gone: set[str]) -> None:
     raw["table"] = [
         one for one in tables if not isinstance(one, dict) or not (is_gone(one.get("over")) or one.get("rows") == [])
     ]
+
+
+def _cut_sweep(raw: Raw, written: Raw) -> None:
+    """Without paths to elements that went; a number follows its element. written: the lists before."""
+    if not isinstance(sweep := raw.get("sweep"), dict):
+        return
+    found = {}
+    for path, values in flattened(sweep):
+        section, *keys = path.split(".")
+        before = written.get(section)
+        if keys and isinstance(before, list):
+            named = [
+                i for i, one in enumerate(before) if isinstance(one, dict) and keys[0] in (one.get("name"), str(i))
+            ]
+            kept = [i for i, one in enumerate(raw[section]) if any(one is before[j] for j in named)]
+            if named and not kept:
+                continue
+            if kept and keys[0].isdecimal() and before[named[0]].get("name") != keys[0]:
+                path = ".".join((section, str(kept[0]), *keys[1:]))
+        found[path] = values
+    raw["sweep"] = found
 
 
 def _arms(raw: Raw) -> list[Raw]:

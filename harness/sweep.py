@@ -96,7 +96,7 @@ def expand(raw: Raw, max_cells: int) -> tuple[dict[str, list[Entry]], list[str]]
         sweep = {}
     # Later paths see the first value of earlier ones: a swept `technique` has the keys that a later path names.
     first = {section: [e._replace(raw=e.raw) for e in found] for section, found in entries.items()}
-    for path, values in _flatten(sweep):
+    for path, values in flattened(sweep):
         section = path.split(".")[0]
         if section not in entries:
             problems.append(
@@ -196,12 +196,12 @@ def _with_value(table: Raw, keys: list[str], value: Any) -> Raw:
     return changed
 
 
-def _flatten(table: Raw, prefix: str = "") -> list[tuple[str, Any]]:
+def flattened(table: Raw, prefix: str = "") -> list[tuple[str, Any]]:
     """A sweep may be written with quoted dotted keys or as nested tables."""
     pairs = []
     for key, value in table.items():
         path = f"{prefix}{key}"
-        pairs.extend(_flatten(value, f"{path}.") if isinstance(value, dict) else [(path, value)])
+        pairs.extend(flattened(value, f"{path}.") if isinstance(value, dict) else [(path, value)])
     return pairs
 
 

@@ -327,6 +327,17 @@ def test_naming_all_devices_of_a_plan_leaves_nothing_unchecked(tmp_path: Path) -
         parts.close()
 
 
+def test_a_sweep_follows_the_devices_that_were_taken(tmp_path: Path) -> None:
+    """A number named the arm that took the place of one that went, and a device's name one that was not there."""
+    engines: list[Any] = [{"name": name, "technique": {"name": "dropless"}} for name in ("theirs", "ours", "last")]
+    engines[0]["devices"] = [M2_ULTRA["name"]]
+    sweep = {"engine.1.threads": [1, 2], "engine.0.prefill_chunk": [8], "engine.theirs.reuse_prefix": [True],
+             f"device.{M2_ULTRA['name']}.priced_as": ["phi-3.5-moe"], "device.1.label": ["x"]}  # fmt: skip
+    raw = raw_plan(engine=engines, device=[HOST, M2_ULTRA], sweep=sweep)
+    plan = read_draft(write_plan(tmp_path / "plan.toml", raw), devices=["host"]).sound()
+    assert [cell.cell.label.partition(" ")[0] for cell in plan.cells] == ["ours[threads=1]", "ours[threads=2]", "last"]
+
+
 def test_a_parameter_that_one_device_reads_of_two_is_taken() -> None:
     technique = {"name": "npumoe", "as_shape": "phi-3.5-moe", "overlap": True}
     assert len(checked(engine=[{"name": "a", "technique": technique}], device=[HOST, ON_PHI]).cells) == 2
