@@ -150,8 +150,12 @@ dask_worker.main(Side())
 def test_a_worker_of_a_fleet_logs_as_every_command_does(tmp_path: Path) -> None:
     """It set up its log by itself: what a phone said went to the terminal as it was, and Zeus told of vendors."""
     asked = json.dumps({"address": "tcp://127.0.0.1:1", "device": HOSTILE, "wait_s": 1.0, "folder": str(tmp_path)})
-    done = subprocess.run([sys.executable, "-c", WORKER, asked], capture_output=True, text=True, timeout=60, check=True)
-    (line,) = done.stderr.splitlines()
+    command = [sys.executable, "-c", WORKER, asked]
+    # A worker ends with its parent, that is as soon as its input ends.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.wait(60) == 0
+        assert worker.stderr is not None
+        (line,) = worker.stderr
     assert line.startswith("Phone")
     assert r"\x1b[2J" in line
     assert not controls(line)
