@@ -9,10 +9,10 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 #include "kept.h"
 #include "pool.h"
+#include "scratch.h"
 #include "vectors.h"
 
 // What queries may look at: position p sees positions max(0, p - window + 1) .. p, all of the past where window is 0.

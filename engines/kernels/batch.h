@@ -14,6 +14,7 @@
 #include "layer.h"
 #include "parts.h"
 #include "products.h"
+#include "scratch.h"
 
 // out[T, H] = the weighted sum of the experts ids[T, K] of each token. An expert that is chosen is called once, with
 // exactly its tokens in their order; calls follow one another by number.

@@ -15,6 +15,7 @@
 #include "parts.h"
 #include "pool.h"
 #include "products.h"
+#include "scratch.h"
 #include "wide_by.h"
 
 // The rows of an expert call, and its three matrices: gate and up [I, H], down [H, I].

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "layer.h"
 #include "matrix.h"
 #include "pool.h"
+#include "scratch.h"
 #include "vectors.h"
 
 // A matrix whose rows lie in panels of so many: of each panel its first column, then the next. The last one is filled with

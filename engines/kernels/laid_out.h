@@ -12,6 +12,7 @@
 #include "experts.h"
 #include "matrix.h"
 #include "products.h"
+#include "scratch.h"
 
 // What one token's choice leads to, as engines.decode_layout says it: the chosen experts and the other members of their
 // groups are called, each with its number of rows; then the last expert so often with rows of padding alone. Null: one

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "attention.h"
 #include "experts.h"
@@ -17,6 +16,7 @@
 #include "parts.h"
 #include "pool.h"
 #include "products.h"
+#include "scratch.h"
 #include "vectors.h"
 #include "wide_attention.h"
 

@@ -7,13 +7,13 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "bf16.h"
 #include "matrix.h"
 #include "narrow_in_order.h"
 #include "narrow_rounded.h"
 #include "pool.h"
+#include "scratch.h"
 
 constexpr int kMaxTokens = 8;
 constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough

@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "matrix.h"
 #include "narrow.h"
 #include "parts.h"
 #include "pool.h"
+#include "scratch.h"
 #include "wide_by.h"
 
 struct Product {

@@ -5,13 +5,10 @@
 #pragma once
 
 #include <cmath>
-#include <vector>
 
 #include "matrix.h"
 
 constexpr int64_t kRoundedColumns = 32;  // that share a scale
-
-inline int64_t n_pieces(int64_t columns, int64_t of_piece) { return (columns + of_piece - 1) / of_piece; }
 
 typedef int8_t bN __attribute__((vector_size(4 * kLanes)));
 typedef uint8_t ubN __attribute__((vector_size(4 * kLanes)));

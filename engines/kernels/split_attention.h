@@ -7,10 +7,10 @@
 
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "exchange.h"
 #include "layer.h"
+#include "scratch.h"
 
 // A rank computes the key/value heads [M r / N, M (r + 1) / N) and their queries, and gives the others what these heads mix
 // and their new keys and values, so that every rank's cache is whole. Then it computes the rows [H r / N, H (r + 1) / N) of

@@ -14,9 +14,9 @@
 #endif
 
 #include <algorithm>
-#include <vector>
 
 #include "matrix.h"
+#include "scratch.h"
 
 constexpr int kPanel = 2 * kLanes;    // tokens of a panel; the last of a block has 8, 16, ... where that is enough
 constexpr int kTileRows = 12;         // matrix rows that are multiplied together
@@ -135,7 +135,7 @@ struct Ahead {
   const char* starts[kTileRows];
   int64_t n_bytes = 0, byte = 0, at_once = 0;
   int row = kTileRows;  // the next pair is its `byte`; behind the last there is none
-  const char *input = nullptr, *input_end = nullptr;  // lines of the input that are met later
+  const char *input = nullptr, *input_end = nullptr;  // and lines of the input that are met later
   int64_t input_at_once = 0;
 
   // From column `first` of the tile's rows on. n_strips: in which they are to be asked for.
@@ -257,7 +257,8 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
     // The columns that this group meets next, or the next group first. Each tile asks for its share of every panel's.
     const int64_t coming = here.first + kDepth < columns ? here.first + kDepth : 0;
     const int64_t behind = std::min(coming + kDepth, columns), n_strips = Tile::n_strips(depth);
-    const int64_t n_bytes = (Tile::part(block.packed, behind, kPanel) - Tile::part(block.packed, coming, kPanel)) * 4;
+    const int64_t n_bytes = (Tile::part(block.packed, behind, kPanel) - Tile::part(block.packed, coming, kPanel)) *
+                            int64_t(sizeof(float));
     const int64_t share = asks_input ? n_pieces(n_pieces(n_bytes, kLine), n_pieces(n_rows, kTileRows)) : 0;
     ahead.input_at_once = n_pieces(share, n_strips);
     ahead.fill(rows + then.start, then.first, columns, panels * n_strips);

@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "attention.h"
 #include "attention_blocks.h"
 #include "pool.h"
+#include "scratch.h"
 #include "vectors.h"
 #include "wide.h"
 

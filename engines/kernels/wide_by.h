@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "scratch.h"
 #include "wide.h"
 #include "wide_bf16.h"
 #include "wide_rounded.h"
