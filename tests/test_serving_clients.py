@@ -1,9 +1,11 @@
-"""What clients of other servers send to `joulebench serve` too: texts in parts, and a question for one model."""
+"""What clients of other servers send to `joulebench serve` too: texts in parts, a question for one model,
+and bodies of megabytes."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -87,3 +89,39 @@ def test_one_model_is_told_by_its_name(server: LocalServer) -> None:
     status, found = got(server, "/v1/models/another")
     assert status == 404
     assert found["error"]["message"] == f"model 'another': this server has {MODEL!r} only"
+
+
+@pytest.mark.parametrize("is_chat", [False, True], ids=("completion", "chat"))
+def test_a_text_of_megabytes_is_refused_at_once(server: LocalServer, is_chat: bool) -> None:
+    """16 MB were cut into tokens first: 15 to 38 s, and 4 GB."""
+    text = "x" * 16_000_000
+    begin_s = time.monotonic()
+    if is_chat:
+        status, found = post(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
+    else:
+        status, found = post(server, "/v1/completions", {"prompt": ["a", text]})
+    assert time.monotonic() - begin_s < 5
+    message = found["error"]["message"]
+    assert (status, "characters, at least " in message, "exceeds max_length 8192" in message) == (400, True, True)
+
+
+@pytest.mark.parametrize(
+    ("road", "body", "words"),
+    [
+        ("completions", {"prompt": [*[1] * 1_000_000, 1.5]}, "prompt: must be a text, a list of token ids, or a list"),
+        ("completions", {"prompt": [[1]] * 1_000_000}, "prompt: must be a text, a list of token ids, or a list"),
+        ("completions", {"prompt": "a", "stop": [1] * 1_000_000}, "stop: Input should be a valid string"),
+        ("completions", dict.fromkeys(map(str, range(300_000)), 1), "the body: 300000 keys; at most 100 are read"),
+        ("chat/completions", {"messages": [{"role": 1}] * 300_000}, "messages[0].role: Input should be 'system'"),
+    ],
+    ids=("ids", "lists", "stops", "keys", "messages"),
+)
+def test_a_wrong_body_of_megabytes_is_refused_at_once(
+    server: LocalServer, road: str, body: dict[str, Any], words: str
+) -> None:
+    """Every error was told: a list of 4 million ids with a wrong one kept all clients waiting for minutes."""
+    content = json.dumps(body).encode()
+    begin_s = time.monotonic()
+    status, found = post(server, f"/v1/{road}", content)
+    assert time.monotonic() - begin_s < 5
+    assert (status, found["error"]["message"].startswith(words)) == (400, True)

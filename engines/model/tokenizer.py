@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from engines.errors import EngineError
 from engines.model.model_config import read_json
@@ -23,6 +23,9 @@ from engines.model.special_tokens import (
     SpecialTokens,
     read_special_tokens,
 )
+
+if TYPE_CHECKING:
+    from engines.model.text_length import LeastTokens
 
 TOKENIZER_FILE, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
 MORE_TEMPLATES, LEGACY_TEMPLATE = "additional_chat_templates", "chat_template.json"
@@ -119,6 +122,12 @@ class Tokenizer:
         return {token_id: (token.content, token.special) for token_id, token in found.items()}
 
     @cached_property
+    def _bound(self) -> LeastTokens:
+        from engines.model.text_length import LeastTokens
+
+        return LeastTokens(self._tokenizer)
+
+    @cached_property
     def open_ids(self) -> frozenset[int]:
         """Tokens of one byte (Llama 2) that is part of a character, and special ones, which show as nothing between
         them. One byte that is no text turns all of its run into replacement characters, also those that were whole
@@ -127,6 +136,10 @@ class Tokenizer:
         one_byte = [token_id for token_id in found if token_id is not None]
         special = [token_id for token_id, (_, is_special) in self.added_tokens.items() if is_special]
         return frozenset((*one_byte, *special)) if one_byte else frozenset()
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens has the text or more, found fast where it is long; 0: nothing is known, or it is short."""
+        return 0 if len(text) < LONG_TEXT else self._bound.of(text)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text alone: no begin or end token is added; special tokens written in it are recognised,

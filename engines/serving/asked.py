@@ -6,10 +6,12 @@ The keys are OpenAI's, and those that vLLM and llama-server added for measuring 
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from results.printable import printable
 
@@ -19,6 +21,11 @@ MOST_TOKENS = 1 << 30
 MOST_STOPS = 64
 MOST_PROMPTS = 256
 """Of one request; so many may wait in all."""
+MOST_KEYS = 100
+"""Of one object; there are not so many."""
+Strings = Annotated[list[str], Field(fail_fast=True)]
+"""One error is enough. All of a body of megabytes took minutes, in which no other client was answered."""
+Ids = Annotated[list[int], Field(fail_fast=True)]
 NotUsed = Annotated[float, Field(ge=0, le=0)]
 """Keys that clients send with the value that does nothing."""
 NotScaled = Annotated[float, Field(ge=1, le=1)]
@@ -33,6 +40,13 @@ class BadRequestError(Exception):
 
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, told: Any) -> Any:
+        if isinstance(told, dict) and len(told) > MOST_KEYS:
+            raise PydanticCustomError("keys", "{n} keys; at most {most} are read", {"n": len(told), "most": MOST_KEYS})
+        return told
 
 
 class StreamOptions(_Keys):
@@ -50,7 +64,7 @@ class Asked(_Keys):
     top_k: int = Field(0, ge=-1)
     """0 and -1 keep all tokens."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: str | list[str] | None = None
+    stop: str | Strings | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Literal[1] = 1
@@ -95,7 +109,7 @@ class Asked(_Keys):
 
 
 class CompletionAsked(Asked):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Ids | Strings | Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True)]
     max_tokens: int = Field(DEFAULT_TOKENS, ge=0, le=MOST_TOKENS)
     """0 only with echo: the prompt is scored, and nothing is added."""
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
@@ -131,7 +145,7 @@ class TextPart(_Keys):
 
 class Message(_Keys):
     role: Literal["system", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
     @property
     def said(self) -> dict[str, str]:
@@ -144,7 +158,7 @@ class Message(_Keys):
 
 
 class ChatAsked(Asked):
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     """The newer name of `max_tokens`: clients that know both servers give both."""
@@ -184,12 +198,12 @@ def _told(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return f"{where}: this server does not know the key; leave it out"
     if where == "prompt" and error["type"] != "missing":
-        return "prompt: must be a text, a list of token ids, or a list of several of one kind"
+        return f"prompt: must be a text, a list of token ids, or a list of several of one kind, {MOST_PROMPTS} at most"
     if error["type"] == "missing":
         return f"{where}: is missing"
     if error["type"] == "json_invalid":
         return f"the body is no JSON ({error['msg']})"
-    return f"{where}: {error['msg']} (found {error['input']!r:.60})"
+    return f"{where}: {error['msg']} (found {reprlib.repr(error['input']):.60})"
 
 
 def _place(loc: Sequence[str | int]) -> str:

@@ -77,6 +77,8 @@ class Computing:
         Raises `BadRequestError` on one that the engine cannot take, `BusyError`.
         """
         engine = self.engine
+        if isinstance(prompt, str):
+            self.check_length(prompt)
         try:
             prompt_ids = tuple(engine.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt)
             room = engine.max_length - len(prompt_ids)
@@ -104,6 +106,16 @@ class Computing:
         except queue.Full:
             raise BusyError(f"{MOST_WAITING} requests wait already; ask again later") from None
         return job
+
+    def check_length(self, prompt: str) -> None:
+        """Raises `BadRequestError` on a text that is surely too long, before it is cut into tokens, which would keep
+        all clients waiting."""
+        least, most = self.engine.tokenizer.least_tokens(prompt), self.engine.max_length
+        if least > most:
+            raise BadRequestError(
+                f"prompt of {len(prompt)} characters, at least {least} tokens, exceeds max_length {most}; cut it from"
+                " the left"
+            )
 
     def compute_forever(self) -> None:
         """Until `end`."""

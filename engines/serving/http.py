@@ -207,7 +207,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise BadRequestError(f"{self.server.model}: has no chat template; use /v1/completions")
         try:
             # A begin token is the template's to set: the tokenizer adds none.
-            prompt = tokenizer.encode(tokenizer.chat([message.said for message in asked.messages]))
+            text = tokenizer.chat([message.said for message in asked.messages])
+            self.server.computing.check_length(text)
+            prompt = tokenizer.encode(text)
         except EngineError as error:
             raise BadRequestError(str(error)) from error
         job = self.server.computing.ask(prompt, asked, asked.most_tokens)
