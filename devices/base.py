@@ -120,8 +120,9 @@ class Channel:
         values: NDArray[np.float64],
         sample_interval_s: float,
         gaps_s: tuple[tuple[float, float], ...] = (),
+        left_out: str | None = None,
     ) -> PowerTrace:
-        """This channel's readings, with all that is known of it."""
+        """This channel's readings, with all that is known of it. left_out: what else was read, and is not in them."""
         return PowerTrace(
             meter=meter,
             component=self.component,
@@ -138,8 +139,9 @@ class Channel:
             additive=self.additive,
             can_rest=self.can_rest,
             max_power_w=self.max_power_w,
-            note=self.note,
+            note="; ".join(filter(None, (self.note, left_out))) or None,
             gaps_s=gaps_s,
+            left_out=left_out,
         )
 
 

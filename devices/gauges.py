@@ -43,14 +43,18 @@ SAME_STEPS = 2
 """Values that differ by less than this share, or by so many of the gauge's steps, are one constant load's."""
 
 
-def plausible_power(watts: Array) -> tuple[NDArray[np.bool_], str]:
-    """Which readings can be a phone's, and what to say of the others: empty where there are none."""
-    plausible = np.isfinite(watts) & (watts >= MIN_POWER_W) & (watts <= MAX_POWER_W)
-    n_left_out = int((~plausible).sum())
-    if not n_left_out:
-        return plausible, ""
-    limits = f"{MIN_POWER_W:g} to {MAX_POWER_W:g} W"
-    return plausible, f"; {n_left_out} of {len(watts)} readings are not in {limits}: left out"
+def plausible_power(watts: Array) -> tuple[NDArray[np.bool_], str | None]:
+    """Which readings can be a phone's, and what to say of the others; None where there are none."""
+    finite = np.isfinite(watts)
+    plausible = finite & (watts >= MIN_POWER_W) & (watts <= MAX_POWER_W)
+    below = finite & (watts < 0)
+    kinds = {
+        "no number": ~finite,
+        "below 0 W, as of a battery that takes a charge": below,
+        f"not in {MIN_POWER_W:g} to {MAX_POWER_W:g} W, which a phone draws": finite & ~below & ~plausible,
+    }
+    told = ", ".join(f"{int(which.sum())} are {what}" for what, which in kinds.items() if which.any())
+    return plausible, f"of {len(watts)} readings {told}: left out" if told else None
 
 
 def observed_update_period_s(times_s: Array, shown: Array) -> float:

@@ -24,6 +24,7 @@ def joined(pieces: Sequence[PowerTrace]) -> PowerTrace:
         kept.append((piece.times_s[later], piece.values[later]))
         last_s = max(last_s, float(piece.times_s.max(initial=-np.inf)))
     notes = dict.fromkeys(piece.note for piece in pieces if piece.note)
+    left_out = dict.fromkeys(piece.left_out for piece in pieces if piece.left_out)
     return replace(
         pieces[-1],
         times_s=np.concatenate([times_s for times_s, _ in kept]),
@@ -32,6 +33,7 @@ def joined(pieces: Sequence[PowerTrace]) -> PowerTrace:
         resolution=min((piece.resolution for piece in pieces if piece.resolution > 0), default=0.0),
         gaps_s=tuple(gap for piece in pieces for gap in piece.gaps_s),
         note="; ".join(notes) or None,
+        left_out="; ".join(left_out) or None,
     )
 
 

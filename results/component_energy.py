@@ -21,6 +21,7 @@ from results.cumulative import (
     OLDER,
     Cumulative,
     UnresolvedError,
+    and_left_out,
     cumulative,
     energy_at,
     unwrapped,
@@ -259,7 +260,7 @@ class ComponentEnergy:
         if start_s < t[0] - EDGE_TOLERANCE_S or end_s > last_s + EDGE_TOLERANCE_S:
             raise UnresolvedError(
                 f"{name}: the readings ({last_s - t[0]:.3g} s) leave {max(t[0] - start_s, end_s - last_s):.3g} s"
-                " of the window uncovered"
+                f" of the window uncovered{and_left_out(trace)}"
             )
         self._check_gaps(edges)
         # A counter read at its own edges needs no sampling interval; watts must be sampled within the interval.
@@ -306,7 +307,7 @@ class ComponentEnergy:
             if lost.any():
                 raise UnresolvedError(
                     f"{self._name}: gap of {gap_end - gap_start:.3g} s in the readings"
-                    f" {gap_start - float(edges.min()):.3g} s into the window{why}"
+                    f" {gap_start - float(edges.min()):.3g} s into the window{why}{and_left_out(self.trace)}"
                 )
 
     def _may_have_wrapped_unseen(self, start_s: float, end_s: float) -> bool:

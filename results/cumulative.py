@@ -67,7 +67,8 @@ def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
     t, v = trace.times_s, trace.values
     name = f"{trace.meter} {trace.component}"
     if len(t) < 2:
-        raise UnresolvedError(f"{name}: {len(t)} reading{'s' if len(t) != 1 else ''}, at least 2 are needed")
+        s = "s" if len(t) != 1 else ""
+        raise UnresolvedError(f"{name}: {len(t)} reading{s}, at least 2 are needed{and_left_out(trace)}")
     finite = np.isfinite(t) & np.isfinite(v)
     if trace.method == "modelled" and trace.note and np.isnan(v).all():
         raise UnresolvedError(trace.note)  # it names the sheet and what that lacks; the reader knows no channel
@@ -99,6 +100,11 @@ def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
     stands = impossible + stands
     none = np.zeros(len(at_s))
     return Cumulative(at_s, energy_j, segment_w, none, none, trace.update_period_s, stands, watts, is_flat)
+
+
+def and_left_out(trace: PowerTrace) -> str:
+    """Behind why readings do not suffice: those that were there, and are not among them."""
+    return f" ({trace.left_out})" if trace.left_out else ""
 
 
 def power_samples(trace: PowerTrace, values: Array) -> tuple[Array, Array]:

@@ -274,6 +274,8 @@ class PowerTrace:
     """Of a raw trace: what turns it into joules besides its values, as JSON: a watts sheet, a list of operations."""
     averaged_s: float | None = None
     """Of power that is known to be means: of so long before each renewal. None: of instants, or nobody says."""
+    left_out: str | None = None
+    """How many readings are not among these, and why."""
 
 
 class EnergyReading(Record):

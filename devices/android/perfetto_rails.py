@@ -223,7 +223,7 @@ def rail_traces(power: PowerLog, beside: GaugeLog, channels: Sequence[Channel], 
     wall_s, uptime_s = phone_stamps(boot_s, power)
     nothing = np.full(len(boot_s), np.nan)
     host_s, clock, which = on_host_clock(GaugeLog(wall_s, uptime_s, nothing, nothing, beside.bursts))
-    left_out = f"; {power.n_incomplete} readings were incomplete: left out" if power.n_incomplete else ""
+    left_out = f"{power.n_incomplete} readings were incomplete: left out" if power.n_incomplete else None
     traces = []
     first = 0
     for channel, rail in zip(channels, readings, strict=True):
@@ -232,13 +232,20 @@ def rail_traces(power: PowerLog, beside: GaugeLog, channels: Sequence[Channel], 
         first += n
         usable = np.diff(rail_s, prepend=-np.inf) > 0
         energy_j = np.array([]) if rail is None else rail.energy_j[usable]
-        noted = replace(channel, note=f"{channel.note}; {clock_note(clock, which)}{left_out}")
-        traces.append(_rail_trace(noted, rail, rail_s[usable], energy_j, poll_s, clock.uncertainty_s))
+        noted = replace(channel, note=f"{channel.note}; {clock_note(clock, which)}")
+        own = _rail_trace(noted, rail, rail_s[usable], energy_j, poll_s, clock.uncertainty_s, left_out)
+        traces.append(own)
     return traces
 
 
 def _rail_trace(
-    channel: Channel, rail: RailReadings | None, times_s: Array, energy_j: Array, poll_s: float, clock_s: float
+    channel: Channel,
+    rail: RailReadings | None,
+    times_s: Array,
+    energy_j: Array,
+    poll_s: float,
+    clock_s: float,
+    left_out: str | None,
 ) -> PowerTrace:
     """times_s [n]: the readings' stamps on the host's clock, each of them off by up to clock_s.
 
@@ -254,4 +261,4 @@ def _rail_trace(
         update_period_s=cut_s + 2 * clock_s + (0.0 if stamped else observed_update_period_s(times_s, energy_j)),
         note=f"{channel.note}; a reading every {seen_s * 1e3:.0f} ms, stamped by {stamper}",
     )
-    return read.trace(METER, METHOD, times_s + cut_s + clock_s, energy_j, poll_s)
+    return read.trace(METER, METHOD, times_s + cut_s + clock_s, energy_j, poll_s, left_out=left_out)

@@ -73,7 +73,7 @@ def power_of(raw: Sequence[PowerTrace], calibration: Calibration, channel: Chann
         channel,
         update_period_s=period_s,
         resolution=smallest_step(shown[usable]) * watts_per_unit,
-        note=f"{channel.note}; {current.note}{left_out}",
+        note=f"{channel.note}; {current.note}",
     ).trace(
         METER,
         METHOD,
@@ -81,6 +81,7 @@ def power_of(raw: Sequence[PowerTrace], calibration: Calibration, channel: Chann
         watts[kept],
         current.sample_interval_s,
         stuck_stretches_s(times_s[usable], shown[usable], period_s) + left_out_stretches_s(times_s, usable, period_s),
+        left_out,
     )
 
 
@@ -113,6 +114,7 @@ def energy_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
         joules,
         charge.sample_interval_s,
         left_out_stretches_s(charge.times_s, usable, period_s),
+        None if usable.all() else f"{int((~usable).sum())} of {len(usable)} readings tell no charge: left out",
     )
 
 

@@ -185,18 +185,14 @@ def power_of(raw: Sequence[PowerTrace], channel: Channel, discharged: NDArray[np
     if discharged is not None:
         gaps_s += left_out_stretches_s(current.times_s, discharged, 0.0)
     kept = renewed_readings(at_s, shown, period_s)
-    return replace(
-        channel,
-        update_period_s=period_s,
-        resolution=smallest_step(watts[plausible]),
-        note=f"{channel.note}{left_out}",
-    ).trace(
+    return replace(channel, update_period_s=period_s, resolution=smallest_step(watts[plausible])).trace(
         current.meter,
         current.method,
         at_s[kept],
         watts[plausible][kept],
         current.sample_interval_s,
         gaps_s + stuck_stretches_s(at_s, shown, period_s) + left_out_stretches_s(current.times_s, plausible, period_s),
+        left_out,
     )
 
 

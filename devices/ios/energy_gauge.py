@@ -206,13 +206,13 @@ class EnergyGaugeMeter(PolledMeter):
         period_s = observed_update_period_s(at_s, shown)
         kept = renewed_readings(at_s, shown, period_s)
         stuck_s = stuck_stretches_s(at_s, shown, period_s)
-        left_out = f"; {len(values) - len(rows)} of {len(values)} samples had no value" if not told.all() else ""
+        left_out = f"{len(values) - len(rows)} of {len(values)} samples had no value" if not told.all() else None
         traces = []
         for i, channel in enumerate(self.channels):
             own = kept[np.isfinite(rows[kept, i])]
             if len(own):
-                told_of = replace(
-                    channel, update_period_s=period_s, note=f"{channel.note}; process {self._process_id}{left_out}"
-                )
-                traces.append(told_of.trace(self.name, self.method, at_s[own], rows[own, i], self._interval_s, stuck_s))
+                note = f"{channel.note}; process {self._process_id}"
+                told_of = replace(channel, update_period_s=period_s, note=note)
+                own_rows = at_s[own], rows[own, i]
+                traces.append(told_of.trace(self.name, self.method, *own_rows, self._interval_s, stuck_s, left_out))
         return traces

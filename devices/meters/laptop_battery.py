@@ -121,28 +121,30 @@ class LaptopBatteryMeter(PolledMeter):
         So are those in which several batteries all show nothing, and those of less than any laptop draws.
         """
         usable = np.asarray(np.isfinite(values).all(axis=1))
-        left_out = f"a charger carried the load in {int((~usable).sum())} of {len(usable)} readings"
-        note = None if usable.all() else left_out
+        told = (
+            [] if usable.all() else [f"a charger carried the load in {int((~usable).sum())} of {len(usable)} readings"]
+        )
         # Of several one may rest; a machine that runs draws from one of them.
         is_silent = usable & (values == 0).all(axis=1) & (len(self.channels) > 1)
         if is_silent.any():
-            told = f"all batteries showed 0 W in {int(is_silent.sum())} of {len(usable)} readings"
-            note = "; ".join(filter(None, (note, told)))
+            told.append(f"all batteries showed 0 W in {int(is_silent.sum())} of {len(usable)} readings")
             usable &= ~is_silent
         sum_w = values.sum(axis=1)
         is_too_low = usable & (sum_w > 0) & (sum_w < MIN_POWER_W)
         if is_too_low.any():
-            told = f"less than {MIN_POWER_W:g} W in {int(is_too_low.sum())} of {len(usable)} readings: left out"
-            note = "; ".join(filter(None, (note, told)))
+            told.append(f"less than {MIN_POWER_W:g} W in {int(is_too_low.sum())} of {len(usable)} readings: left out")
             usable &= ~is_too_low
         # The value before does not stand for it: the gauge may show what it was under load only seconds later.
         left_out_s = left_out_stretches_s(times_s, usable, 0.0)
+        left_out = "; ".join(told) or None
         return [
-            self._trace(replace(channel, note=note), times_s[usable], values[usable, i], left_out_s)
+            self._trace(channel, times_s[usable], values[usable, i], left_out_s, left_out)
             for i, channel in enumerate(self.channels)
         ]
 
-    def _trace(self, channel: Channel, times_s: Array, watts: Array, left_out_s: Gaps) -> PowerTrace:
+    def _trace(
+        self, channel: Channel, times_s: Array, watts: Array, left_out_s: Gaps, left_out: str | None
+    ) -> PowerTrace:
         period_s = max(observed_update_period_s(times_s, watts), UPDATE_PERIOD_S)
         steps = np.abs(np.diff(watts))
         seen = replace(
@@ -153,7 +155,7 @@ class LaptopBatteryMeter(PolledMeter):
         kept = renewed_readings(times_s, watts, period_s)
         # The readings that say nothing new are left out below: gaps are those of all readings.
         gaps_s = find_gaps(times_s, self._interval_s) + stuck_stretches_s(times_s, watts, period_s) + left_out_s
-        return seen.trace(self.name, self.method, times_s[kept], watts[kept], self._interval_s, gaps_s)
+        return seen.trace(self.name, self.method, times_s[kept], watts[kept], self._interval_s, gaps_s, left_out)
 
 
 def why_not_discharging(power_supply: Path, batteries: Sequence[Battery]) -> str | None:
