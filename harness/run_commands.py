@@ -321,6 +321,7 @@ def show_run(
     from harness.sheets import given_sheets
     from harness.summary import print_summary
     from results.collection import no_collection
+    from results.disk_errors import remedy_of
     from results.heat import MOST_CHOSEN
     from results.report.csv import json_records, write_csv
     from results.report.html import write_html
@@ -348,7 +349,7 @@ def show_run(
         command = f"joulebench report {shlex.quote(str(directory))}"
         fail(
             f"{error.filename or out}: cannot be written ({error.strerror or error}); every finished trial is kept:"
-            f" make room or the folder writable, then `{command}` writes the tables, and with --out into another one",
+            f" {remedy_of(error)}, then `{command}` writes the tables, and with --out into another one",
             EXIT_NOT_WRITTEN,
         )
     if as_json:

@@ -152,6 +152,7 @@ def _tune(asked: Asked, problems: list[str], begins_in: Callable[[Path], None]) 
     from harness.tuning.pages import write_session
     from harness.tuning.probing import SessionBrokenOffError
     from harness.tuning.profile import FILE_NAME, is_refuted, kept_path, write_profile
+    from results.disk_errors import remedy_of
     from results.store import StoreError
 
     console = console_of()
@@ -188,7 +189,10 @@ def _tune(asked: Asked, problems: list[str], begins_in: Callable[[Path], None]) 
     except SessionBrokenOffError as error:
         fail(f"{error}; every finished probe is kept", EXIT_NONE_USABLE)
     except OSError as error:
-        fail(f"{error.filename}: cannot be written ({error.strerror}); go on with --resume", EXIT_NOT_WRITTEN)
+        fail(
+            f"{error.filename}: cannot be written ({error.strerror}); {remedy_of(error)} and go on with --resume",
+            EXIT_NOT_WRITTEN,
+        )
     for path in written:
         say(str(path))
     if is_refuted(profile):
@@ -204,6 +208,7 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
     from harness.tuning.display import ProbeLines
     from harness.tuning.probing import SessionBrokenOffError
     from harness.tuning.profile import TunedProfileError, kept_path
+    from results.disk_errors import remedy_of
     from results.store import StoreError
 
     console = console_of()
@@ -219,7 +224,10 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
     except SessionBrokenOffError as error:
         fail(f"{error}; the profile stays as it was, check it again then", EXIT_NONE_USABLE)
     except OSError as error:
-        fail(f"{error.filename}: cannot be written ({error.strerror}); make room, and check it again", EXIT_NOT_WRITTEN)
+        fail(
+            f"{error.filename}: cannot be written ({error.strerror}); {remedy_of(error)}, and check it again",
+            EXIT_NOT_WRITTEN,
+        )
     assert profile.check is not None
     for line in (profile.check.words, f"figures of both arms: {folder / CHECK_REPORT}"):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from results.disk_errors import is_io_error
 from results.sealed_rows import BrokenSealError, has_table, seal_all
 
 SCHEMA_VERSION: Final = 7
@@ -102,6 +103,11 @@ def damaged(path: Path, error: object) -> str:
         return f"{path} cannot be read ({refused.strerror}); it is for its owner alone, who may share it with chmod"
     except OSError:
         pass  # the first error says more
+    if is_io_error(error):
+        return (
+            f"{path} cannot be read or written ({error}): the disk failed (dmesg says how); copy the folder to another"
+            " one, as far as it can be read"
+        )
     what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
     return (
         f"{path} cannot be used ({what}); is it damaged, read-only or in use? Put a copy of it back, or save what can"

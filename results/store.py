@@ -40,6 +40,7 @@ from results.database import (
     schema_version,
     transaction,
 )
+from results.disk_errors import remedy_of
 from results.lost_trials import give_place, last_order
 from results.records import Cell, PowerTrace, Sample
 from results.run_folders import (
@@ -214,7 +215,7 @@ class Store(StoredRun):
         except BrokenSealError as error:
             raise StoreError(damaged(self.directory / DATABASE, error)) from error
         except (OSError, sqlite3.Error) as error:
-            kept = "finished trials are kept: make room and go on with --resume"
+            kept = f"finished trials are kept: {remedy_of(error)} and go on with --resume"
             if not (self.directory / DATABASE).exists():
                 kept = "the run's folder was removed or renamed meanwhile, and its finished trials with it"
             raise UnwrittenError(
@@ -251,8 +252,8 @@ class Store(StoredRun):
             self._checkpoint()
         except sqlite3.Error as error:
             raise UnwrittenError(
-                f"the samples of {workload} could not be written to {self.directory} ({error}); make room and go on"
-                " with --resume"
+                f"the samples of {workload} could not be written to {self.directory} ({error});"
+                f" {remedy_of(error)} and go on with --resume"
             ) from error
 
     def note_unfinished(self, n_trials: int | None) -> None:
@@ -271,7 +272,7 @@ class Store(StoredRun):
             self._checkpoint()
         except sqlite3.Error as error:
             raise UnwrittenError(
-                f"{self.directory / DATABASE} cannot be written ({error}); make room and go on with --resume"
+                f"{self.directory / DATABASE} cannot be written ({error}); {remedy_of(error)} and go on with --resume"
             ) from error
 
     def _checkpoint(self) -> None:
@@ -317,8 +318,7 @@ def _going_on(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UnwrittenError(
-            f"{directory} cannot be written ({error.strerror or error}); make it writable (chmod), make room,"
-            " or go on with a copy of it"
+            f"{directory} cannot be written ({error.strerror or error}); {remedy_of(error)}, or go on with a copy of it"
         ) from error
     except sqlite3.Error as error:
         raise StoreError(damaged(directory / DATABASE, error)) from error

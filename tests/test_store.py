@@ -231,7 +231,7 @@ FULL_DISK = """
     store.add_trial(trial("c1", 0), {WINDOW: [POWER]})
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
     noise = np.random.default_rng(0).random(100_000)
-    big = replace(POWER, times_s=noise, values=noise)
+    big = POWER if sys.argv[3] == "database" else replace(POWER, times_s=noise, values=noise)
     try:
         store.add_trial(trial("c1", 1, scores=[Score(metric="x" * 300_000, value=0)]), {WINDOW: [big]})
     except StoreError as error:
@@ -242,12 +242,23 @@ FULL_DISK = """
 """
 
 
-@pytest.mark.parametrize(("limit", "what_fills_up"), [(900_000, "trace"), (150_000, "database")])
-def test_full_disk_keeps_earlier_trials_and_the_store_goes_on(directory: Path, limit: int, what_fills_up: str) -> None:
-    ended = in_new_process(FULL_DISK, str(directory), str(limit))
+@pytest.mark.parametrize(
+    ("limit", "fills", "remedy"),
+    [
+        (900_000, "trace", "make room"),
+        (150_000, "database", "look at the disk, which failed (dmesg says how), or make room where a quota is"),
+    ],
+    ids=("trace", "database"),
+)
+def test_full_disk_keeps_earlier_trials_and_the_store_goes_on(
+    directory: Path, limit: int, fills: str, remedy: str
+) -> None:
+    """Of a file that may grow no more, SQLite says that the disk failed."""
+    ended = in_new_process(FULL_DISK, str(directory), str(limit), fills)
     assert ended.returncode == 0, ended.stderr
     assert "trial c1-t1 could not be written" in ended.stdout
-    assert "finished trials are kept: make room and go on with --resume" in ended.stdout
+    assert f"finished trials are kept: {remedy}" in ended.stdout
+    assert "and go on with --resume" in ended.stdout
     with Store.open(directory) as store:
         assert [t.repeat for t in store.trials()] == [0, 2]
         assert sorted(p.name for p in (directory / "traces").iterdir()) == ["c1-t0.parquet", "c1-t2.parquet"]

@@ -35,6 +35,7 @@ from engines.model.checkpoints import CheckpointFacts, decisive_files_of, load_c
 from engines.model.experts import GatedWeights
 from engines.model.quantised import Matrix
 from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
+from results.disk_errors import remedy_of
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
@@ -147,7 +148,9 @@ def gguf_of(facts: CheckpointFacts, form: Form, folder: Path, on_note: Callable[
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
-        raise EngineError(f"{path}: cannot be written ({error}); make room, or set JOULEBENCH_STATE") from error
+        raise EngineError(
+            f"{path}: cannot be written ({error}); {remedy_of(error)}, or set JOULEBENCH_STATE"
+        ) from error
     return path
 
 

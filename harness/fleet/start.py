@@ -21,6 +21,7 @@ from harness.plan import Plan
 from harness.runner import standing
 from harness.tuning.tuned_plans import why_another_phone
 from results.database import UnwrittenError
+from results.disk_errors import remedy_of
 from results.runs import RunInfo
 from results.store import Store, StoreError
 from results.trials import Trial
@@ -135,7 +136,8 @@ class FleetRun:
                 write_state(self._directory, state)
             except OSError as error:
                 raise UnwrittenError(
-                    f"{self._directory}: cannot be written ({error.strerror}); make room and go on with --resume"
+                    f"{self._directory}: cannot be written ({error.strerror}); {remedy_of(error)} and go on"
+                    " with --resume"
                 ) from error
 
     def _state(self, coordinator: Coordinator, is_over: bool) -> FleetState:
