@@ -255,3 +255,13 @@ def test_a_damaged_entry_stops_no_other(tmp_path: Path, world: FakeWorld) -> Non
     happened = one_pass(book, world)
     assert [(one.name, one.kind, one.code) for one in happened] == [("a", "failed", 2), ("b", "done", 0)]
     assert happened[0].words.startswith(f"{tmp_path}/schedule/a.json cannot be read"), "its name is told before it"
+
+
+def test_a_zone_that_the_system_has_no_more_stops_no_other_entry(tmp_path: Path, world: FakeWorld) -> None:
+    """Debian 13 and Ubuntu 24.04 took US/Pacific and others out of tzdata: the pass ended with an error of Python's."""
+    there = entry("a")
+    gone = there.model_copy(update={"rhythm": there.rhythm.model_copy(update={"zone": "US/Gone"})})
+    book = book_with(tmp_path, gone, entry("b"))
+    happened = one_pass(book, world)
+    assert [(one.name, one.kind, one.code) for one in happened] == [("a", "failed", 2), ("b", "done", 0)]
+    assert "does not know its time zone US/Gone any more: install it" in happened[0].words

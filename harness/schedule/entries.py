@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from pydantic import ValidationError
 
 from devices.device_lock import BusyError, lock_file
-from harness.schedule.times import QuietHours, Rhythm
+from harness.schedule.times import QuietHours, Rhythm, TimeError, zone_of
 from results.records import Record
 from results.report.files import replace_text
 
@@ -147,12 +147,19 @@ class Book:
     def read(self, name: str) -> Kept:
         """Raises `EntryError`."""
         path = self.path(name)
-        reasons = []
+        reasons: list[str | None] = []
         for one in (path, _before(path)):
             try:
-                return Kept.model_validate_json(one.read_text(encoding="utf-8"))
+                kept = Kept.model_validate_json(one.read_text(encoding="utf-8"))
+                zone_of(kept.entry.rhythm.zone)
+                return kept
             except FileNotFoundError:
                 continue
+            except TimeError:  # an update of the system may take old names away
+                zone = kept.entry.rhythm.zone
+                reasons.append(
+                    f"this machine does not know its time zone {zone} any more: install it, as tzdata-legacy"
+                )
             except (OSError, ValidationError, UnicodeDecodeError) as error:
                 reasons.append(error.strerror if isinstance(error, OSError) else "it is no entry, or another version's")
         if not reasons:
