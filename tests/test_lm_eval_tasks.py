@@ -266,7 +266,9 @@ def test_an_answer_longer_than_the_context_is_told_with_its_remedy(items: Path) 
 BAD_ROWS: list[tuple[SingleTask, str, dict[str, Any], str]] = [
     (gsm8k.GSM8K_COT, "gsm8k/test", {"question": "Why?", "answer": "42"}, 'must end in "#### NUMBER"'),
     (gsm8k.GSM8K_COT, "gsm8k/test", {"problem": "Why?", "answer": "#### 42"}, "no column question"),
+    (gsm8k.GSM8K, "gsm8k/test", {"question": 7, "answer": "#### 42"}, "question must be text, found 7"),
     (mathqa.TASK, "math_qa/test", {"Problem": "1", "options": "a ) 1", "correct": "a"}, "options must read"),
+    (mathqa.TASK, "math_qa/test", {"Problem": None, "options": "", "correct": "a"}, "Problem must be text, found None"),
     (mathqa.TASK, "math_qa/test", {"Problem": "1", "options": "", "correct": "f"}, "a letter from a to e, found 'f'"),
     (aime.AIME24, "aime24/train", {"Problem": "1", "Answer": "204"}, "Answer must be a whole number, found '204'"),
     (aime.AIME25, "aime25/test", {"problem": "1", "answer": "x"}, "answer must be a whole number, found 'x'"),
@@ -276,6 +278,12 @@ BAD_ROWS: list[tuple[SingleTask, str, dict[str, Any], str]] = [
         "truthful_qa/multiple_choice/validation",
         {"question": "1", "mc1_targets": {"choices": ["a", "b"], "labels": [0, 1]}, "mc2_targets": {}},
         "the first choice of mc1_targets must be the true one",
+    ),
+    (
+        truthfulqa.MC1,
+        "truthful_qa/multiple_choice/validation",
+        {"question": "1", "mc1_targets": {"choices": ["a", ""], "labels": [1, 0]}, "mc2_targets": {}},
+        "mc1_targets must hold texts, one of them labelled 1",
     ),
     (
         truthfulqa.GEN,

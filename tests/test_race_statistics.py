@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from harness.tuning.paired import Fit, fit_rounds, spread
-from harness.tuning.verdicts import Compared, Rules, bound, compare, following_look, verdict
+from harness.tuning.verdicts import Compared, Rules, bound, bounds_of, compare, following_look, verdict
 
 Array = NDArray[np.float64]
 
@@ -157,6 +158,21 @@ def test_the_bound_of_two_candidates_errs_no_more_often_though_their_noise_is_es
     is_asked = np.cumsum(half < indifference, axis=1) <= 1  # the race ends once it is told
     wrong = float(((mean > half) & is_asked).any(axis=1).mean())
     assert 0.3 * alpha < wrong < 1.15 * alpha + 3 * np.sqrt(alpha / n_sessions)
+
+
+def test_speed_and_cost_share_the_risk_of_an_error() -> None:
+    """Either may mislead: of both together the stated risk, so of each half of it. One alone has all of it."""
+    rng = np.random.default_rng(4)
+    speed_RK, cost_RK = np.exp(rng.normal(0, 0.05, (2, 6, 3)))
+    compared = compare(speed_RK, cost_RK)
+    rules = Rules(objective="energy", confidence=0.9, edge=0.02, indifference=0.02)
+    speed, cost = bounds_of(compared, rules)
+    alone, _ = bounds_of(compared, replace(rules, objective="latency", confidence=0.95))
+    other, _ = bounds_of(compare(cost_RK, None), replace(rules, objective="latency", confidence=0.95))
+    assert cost is not None
+    for one, by_itself in ((speed, alone), (cost, other)):
+        np.testing.assert_allclose(one.low, by_itself.low)
+        np.testing.assert_allclose(one.high, by_itself.high)
 
 
 def test_candidates_far_apart_are_told_apart_at_once_however_large_the_noise() -> None:
