@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from results.ratios import Ratio, ratio_of_means, ratio_of_shares, widened
+
+FIGURES_PAGE = Path(__file__).parent.parent / "docs" / "figures.md"
 
 
 def test_the_interval_holds_the_ratios_that_a_paired_t_test_does_not_reject() -> None:
@@ -142,3 +145,22 @@ def test_intervals_of_shares_hold_the_truth_in_95_of_100_runs(
         assert found.high is not None
         held += found.low <= truth <= found.high
     assert held / n_runs >= 0.93
+
+
+@pytest.mark.parametrize(("lost_of_100", "held"), [(2, 87), (3, 95)])
+def test_the_page_says_how_often_the_ratio_of_an_arm_that_only_loses_is_held(lost_of_100: int, held: int) -> None:
+    """No draw: how many of 100 are lost is binomial, and each number of them has one interval."""
+    told = " ".join(FIGURES_PAGE.read_text().split())
+    sentences = {
+        2: "If it loses 2 % of them in the long run, the interval holds the ratio in 87 of 100 runs of 100 items",
+        3: "If it loses 3 %, that is 95.",
+    }
+    assert sentences[lost_of_100] in told
+    truth, share = 1 - lost_of_100 / 100, 0.0
+    for n_lost in range(40):
+        found = ratio_of_shares(scores([1] * (100 - n_lost) + [0] * n_lost), scores([1] * 100))
+        assert found.low is not None
+        assert found.high is not None
+        if found.low <= truth <= found.high:
+            share += float(stats.binom.pmf(n_lost, 100, lost_of_100 / 100))
+    assert round(100 * share) == held
