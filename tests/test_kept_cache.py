@@ -151,11 +151,11 @@ def test_a_models_answers_with_a_narrow_cache_are_torchs(
         assert float((own - torchs).norm() / torchs.norm()) < cost / 2
 
 
-@pytest.mark.parametrize("family", ["deepseek-v2", "gemma2"])
+@pytest.mark.parametrize("family", ["deepseek-v2", "gemma2", "olmoe"])
 def test_a_family_that_torch_attends_for_is_refused_a_narrow_cache(family: str, tmp_path: Any) -> None:
     write_family(tmp_path, CASES[family])
     config = inspect_checkpoint(str(tmp_path)).config
-    with pytest.raises(EngineError, match=r"quantise.cache: torch computes such attention, .*; remove it"):
+    with pytest.raises(EngineError, match=r"quantise.cache: torch computes this model's attention \(.*; remove it"):
         check_quantisation(config, Quantisation(cache="fp16"))
 
 

@@ -116,19 +116,30 @@ def test_rounding_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
 
 @pytest.mark.parametrize("to", ["bf16", "int8"])
 @pytest.mark.parametrize(
-    ("family", "is_heeded"), [("deepseek-v2", False), ("gemma2", False), ("mixtral-sliding", True)]
+    ("family", "why_not"),
+    [
+        ("deepseek-v2", "latent attention"),
+        ("gemma2", "a soft cap of scores"),
+        ("olmoe", "a norm over all heads at once"),
+        ("olmoe-clip", "clipped queries, keys and values"),
+        ("llama4", "an L2 norm of queries and keys"),
+        ("mixtral-sliding", None),
+    ],
 )
 def test_arithmetic_of_attention_is_refused_where_the_kernels_do_not_attend(
-    family: str, is_heeded: bool, to: AttentionArithmetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, why_not: str | None, to: AttentionArithmetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Latent attention and soft caps are torch's."""
-    for why_not in ("why_not_bf16", "why_no_byte_attention"):
-        monkeypatch.setattr(tables, why_not, lambda: None)
+    """And it is told what of the model they do not compute: a user of OLMoE, which has neither latent attention nor a
+    soft cap, looked for it in vain."""
+    for lacking in ("why_not_bf16", "why_no_byte_attention"):
+        monkeypatch.setattr(tables, lacking, lambda: None)
     write_family(tmp_path, CASES[family])
     config, asked = inspect_checkpoint(str(tmp_path)).config, Quantisation(attention_arithmetic=to)
-    if is_heeded:
+    if why_not is None:
         return check_quantisation(config, asked)
-    told = "quantise.attention_arithmetic: torch computes such attention, and would only imitate it; remove it"
+    told = (
+        f"attention_arithmetic: torch computes this model's attention ({why_not}), and would only imitate it; remove it"
+    )
     with pytest.raises(EngineError, match=re.escape(told)):
         check_quantisation(config, asked)
     return None

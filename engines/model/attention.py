@@ -131,21 +131,28 @@ def _rows_of_heads(mixed: Sequence[Tensor]) -> Tensor:
     return together_NTV.transpose(0, 1).flatten(1)
 
 
-def kernels_attend(config: ModelConfig, layer: int) -> bool:
-    """Whether a layer's attention is of a kind that the kernels compute."""
+def why_torch_attends(config: ModelConfig, layer: int) -> str | None:
+    """What the kernels do not compute of a layer's attention; None where they compute it."""
     attention, span = config.attention, config.attention.spans[layer]
-    is_plain = attention.clip is None and attention.softcap is None and attention.qk_norm in (None, "head")
     is_tempered = attention.temperature is not None and not attention.rope_layers[layer]
-    is_seen = span is None or span.kind == "sliding"
-    is_computed = attention.latent is None and is_plain and not is_tempered and is_seen
-    return is_computed and tables.fills_registers(config.head_dim)
+    reasons = {
+        "latent attention": attention.latent is not None,
+        "a soft cap of scores": attention.softcap is not None,
+        "clipped queries, keys and values": attention.clip is not None,
+        "a norm over all heads at once": attention.qk_norm == "all heads",
+        "an L2 norm of queries and keys": attention.qk_norm == "l2",
+        "attention in chunks": span is not None and span.kind == "chunked",
+        "queries scaled by their position": is_tempered,
+        f"heads of {config.head_dim} values": not tables.fills_registers(config.head_dim),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
 def kernel_table(
     weights: AttentionWeights | LatentWeights, config: ModelConfig, layer: int
 ) -> tables.AttentionTable | None:
     """The layer as the kernels compute it; None for what only some families have."""
-    if isinstance(weights, LatentWeights) or not kernels_attend(config, layer):
+    if isinstance(weights, LatentWeights) or why_torch_attends(config, layer) is not None:
         return None
     attention, span = config.attention, config.attention.spans[layer]
     norms = None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engines.errors import EngineError
 from engines.model.architecture import ModelConfig
-from engines.model.attention import kernels_attend
+from engines.model.attention import why_torch_attends
 from engines.model.load_weights import load_weights
 from engines.model.quantised import Quantisation
 from engines.model.single_tensors import Part, Shape
@@ -47,14 +47,14 @@ def check_quantisation(config: ModelConfig, quantise: Quantisation, where: str =
         raise EngineError(f"{where}experts has no effect, for the model is dense; name dense instead")
     if quantise.dense is not None and "dense" not in there:
         raise EngineError(f"{where}dense has no effect: no layer is dense and there is no shared expert; remove it")
-    by_kernels = [kernels_attend(config, layer) for layer in range(config.n_layers)]
-    if quantise.rounds_attention and not any(by_kernels):
-        told = "torch computes such attention, and would only imitate it; remove it"
-        raise EngineError(f"{where}attention_arithmetic: {told}")
+    reasons = [why_torch_attends(config, layer) for layer in range(config.n_layers)]
+    by_torch = f"torch computes this model's attention ({next(filter(None, reasons), None)})"
+    if quantise.rounds_attention and all(reasons):
+        raise EngineError(f"{where}attention_arithmetic: {by_torch}, and would only imitate it; remove it")
     if quantise.attention_arithmetic == "fp32" and config.attention.latent is not None:
         raise EngineError(f"{where}attention_arithmetic has no effect: latent attention stays fp32; remove it")
-    if quantise.cache != "fp32" and not all(by_kernels):
-        raise EngineError(f"{where}cache: torch computes such attention, and would widen it for each token; remove it")
+    if quantise.cache != "fp32" and any(reasons):
+        raise EngineError(f"{where}cache: {by_torch}, and would widen it for each token; remove it")
     load_weights(config, _nothing, torch.float32, quantise)
 
 
