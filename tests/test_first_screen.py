@@ -135,6 +135,17 @@ def test_a_ratio_of_one_repeat_is_told_in_the_singular() -> None:
     assert "as times first: over the one repeat that both have;" in screen(data).table.notes[shown.note - 1]
 
 
+def test_a_ratio_of_unlike_counts_of_repeats_says_from_which_to_which() -> None:
+    """Of three repeats one workload lost one, and the other two: "over the 2, 1 repeats" said neither of what."""
+    names, asked = ("first", "second"), ("boolq", "gsm8k")
+    cells = [cell(f"{name}{w}", engine=name, workload=w) for name in names for w in asked]
+    whole = [t for w in asked for t in lasting(f"first{w}", [1.0, 1.1, 0.9])]
+    data = run(cells, [*whole, *lasting("secondboolq", [2.0, 2.1]), *lasting("secondgsm8k", [2.0])])
+    shown = figures(data, 0)["second"]
+    assert shown.note is not None
+    assert "over the 1 to 2 repeats of a workload that both have;" in screen(data).table.notes[shown.note - 1]
+
+
 def test_each_arm_that_may_be_as_good_has_its_own_reason() -> None:
     once = lasting("third", [1.05])
     trials = [*lasting("first", [1.0, 1.2, 0.9, 1.1]), *lasting("second", [1.1, 1.0, 1.1, 1.1]), *once]

@@ -107,9 +107,15 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
 
 
 def _counted(repeats: Sequence[Sequence[int]], which: str, base: ArmFigure) -> str:
-    counts = ", ".join(dict.fromkeys(str(len(own)) for own in repeats))
-    over = f"one repeat {which}" if counts == "1" else f"{counts} repeats {which}"
-    return f"as times {base.arm.name}: over the {over}; the figure below the interval is over all repeats of its arm"
+    least, most = min(map(len, repeats)), max(map(len, repeats))
+    told = (
+        "one repeat"
+        if most == 1
+        else f"{most} repeats"
+        if least == most
+        else f"{least} to {most} repeats of a workload"
+    )
+    return f"as times {base.arm.name}: over the {told} {which}; the figure below the interval is over all repeats of its arm"
 
 
 def _named(ratio: Ratio, base: ArmFigure) -> Ratio:
