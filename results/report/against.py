@@ -108,14 +108,11 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
 
 def _counted(repeats: Sequence[Sequence[int]], which: str, base: ArmFigure) -> str:
     least, most = min(map(len, repeats)), max(map(len, repeats))
-    told = (
-        "one repeat"
-        if most == 1
-        else f"{most} repeats"
-        if least == most
-        else f"{least} to {most} repeats of a workload"
+    counts = str(most) if least == most else f"{least} to {most}"
+    over = (
+        f"one repeat {which}" if most == 1 else f"{counts} repeats {'' if least == most else 'of a workload '}{which}"
     )
-    return f"as times {base.arm.name}: over the {told} {which}; the figure below the interval is over all repeats of its arm"
+    return f"as times {base.arm.name}: over the {over}; the figure below the interval is over all repeats of its arm"
 
 
 def _named(ratio: Ratio, base: ArmFigure) -> Ratio:
