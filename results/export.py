@@ -52,7 +52,8 @@ WHAT = {
     "placement": "the graphs that ran: by trial, graph and unit, the operations that Core ML places there",
     "endurance": "rounds of a workload that ran until time, heat or the battery ended it",
     "endurance_steps": "steps of speed and watts within them",
-    TRACES: "every reading of every meter: `time_s` on the run's clock, `value` in W (power, held) or J (counter)",
+    TRACES: "every reading of every meter: `time_s` on the run's clock, `value` in W (power, held) or J (counter); raw:"
+    " what these were derived from, as its `component` says",
 }
 
 

@@ -8,12 +8,14 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pytest
 
 from results.export import TRACES, WHAT, card_text, escaped, export, fenced, foreign_files
 from results.graph_placement import GraphPlacement
+from results.records import TraceKind
 from results.report.csv import frames_of_run
 from results.run_frames import RunFrames
 from results.store import Store
@@ -179,6 +181,22 @@ def test_traces_have_every_reading(exported: Path, finished_run: FinishedRun) ->
     assert len(traces) == n > 0
     assert set(traces["trial"]) <= {t.trial_id for t in data.trials}
     assert not traces[["time_s", "value", "method"]].isna().any().any()
+
+
+def test_card_and_page_say_what_each_kind_of_reading_is(exported: Path) -> None:
+    """The CPU seconds of a modelled meter are of kind `raw`, and lie in "window, raw": they looked like watts."""
+    traces = pd.read_parquet(exported / "traces.parquet")
+    assert "window, raw" in set(traces["part"])
+    page = Path(__file__).parents[1] / "docs" / "tables.md"
+    told_by_page = page.read_text(encoding="utf-8").partition("`traces.parquet` of an export")[2].partition("\n\n")[0]
+    (told_by_card,) = [
+        line
+        for line in (exported / "README.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| traces.parquet |")
+    ]
+    for told in (told_by_page, told_by_card):
+        named = set(re.findall(r"\w+", told))
+        assert set(get_args(TraceKind)) <= named
 
 
 def test_the_card_says_what_how_and_on_what(exported: Path) -> None:
