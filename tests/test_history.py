@@ -16,7 +16,9 @@ from devices import cpu_seconds
 from harness import history_command
 from results.history import index
 from results.history.index import INDEX, open_history
+from results.records import Score
 from results.store import Store
+from results.tables import tidy
 from tests.command import Finished, joulebench
 from tests.histories import START, made_trial, write_history, write_run
 from tests.run_builders import cell, failed
@@ -349,11 +351,12 @@ def test_a_bar_of_two_trials_that_scatter_reaches_below_no_0_and_hides_no_line(t
 def test_a_bar_of_a_score_below_0_holds_its_own_point_and_hides_no_line(
     tmp_path: Path, ends: tuple[float, float], drawn_ends: tuple[float, float], is_cut: bool
 ) -> None:
-    write_run(tmp_path / "run", [cell("c1")], [made_trial("c1", i, 1.0, right=[end]) for i, end in enumerate(ends)])
+    trials = [made_trial("c1", i, 1.0, scores=[Score(metric="mcc", value=end, n=9)]) for i, end in enumerate(ends)]
+    write_run(tmp_path / "run", [cell("c1")], trials)
     assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
     text = (tmp_path / "page.html").read_text("utf-8")
-    (point,) = drawn_points(text, "acc")
-    # A score below 0 is no share, so not in %.
+    (point,) = drawn_points(text, "mcc")
+    # A correlation is no share, so not in %.
     assert point["value"] == pytest.approx(-0.02)
     assert (point["low"], point["high"]) == pytest.approx(drawn_ends, rel=1e-4)
     assert ("Bars that end at" in text) == is_cut
@@ -400,3 +403,17 @@ def test_an_index_of_before_settings_is_made_again(tmp_path: Path) -> None:
     db.close()
     with open_history(tmp_path) as found:
         assert [run.settings[0].settings.engine for run in found.runs] == [{"experts": "int8"}] * 2
+
+
+def test_a_bar_of_many_trials_is_the_interval_of_the_runs_own_table(tmp_path: Path) -> None:
+    """30 times of which one is long: Student's interval reaches as far down as up, and BCa's does not."""
+    seconds = [1.0 + i / 1000 for i in range(29)] + [3.0]
+    folder = write_run(tmp_path / "run", [cell("c1")], [made_trial("c1", i, s) for i, s in enumerate(seconds)])
+    with open_history(tmp_path) as found:
+        (e2e,) = [f for f in found.cells("run")[0].figures if f.metric == "e2e"]
+    with Store.view(folder) as store:
+        table = tidy(store.data())
+    (own,) = table[(table["metric"] == "e2e") & (table["phase"] == "all")].to_dict("records")
+    assert e2e.interval == pytest.approx((own["ci_low"], own["ci_high"]))
+    low, high = e2e.interval or (0.0, 0.0)
+    assert high - e2e.mean > 1.5 * (e2e.mean - low)

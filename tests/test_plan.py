@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines.techniques.parameters import Composed
 from harness.plan import PlanError, build_plan, draft_plan
+from harness.schema import EngineSpec
 from tests.plans import (
     BOOLQ,
     DROPLESS,
@@ -301,6 +303,7 @@ def test_choices_that_do_not_go_together_are_refused_by_name(technique: dict[str
 )
 def test_parameters_that_have_an_effect_or_are_the_defaults_are_taken(technique: dict[str, Any]) -> None:
     (cell,) = build_plan(raw_plan(engine=[{"name": "a", "technique": technique}])).cells
+    assert isinstance(cell.engine, EngineSpec)
     assert cell.engine.technique.technique == technique["name"]
 
 
@@ -309,7 +312,9 @@ def test_choices_that_go_together_are_spelled_out_or_stand_beside_a_preset() -> 
     spelled = {"name": "custom", "place": place, "layout": {"kind": "tiers", "grouped": True}, "backbone": "npu"}
     named = {"name": "npumoe-tg"}
     cells = build_plan(raw_plan(engine=[{"name": t["name"], "technique": t} for t in (spelled, named)])).cells
-    first, second = (cell.engine.technique for cell in cells)
+    first, second = (cell.engine.technique for cell in cells if isinstance(cell.engine, EngineSpec))
+    assert isinstance(first, Composed)
+    assert isinstance(second, Composed)
     assert first.choices == second.choices
     assert (first.units, first.backbone, first.wanted_prompts) == (("npu",), "npu", 8)
 

@@ -13,6 +13,7 @@ from scipy import stats
 from results.history.comparison import Side, compare
 from results.records import Score
 from results.report.compare_page import _drawn, table_row
+from results.share_metrics import is_share_metric
 from results.trials import Trial
 from tests.command import joulebench
 from tests.compared_runs import between, read, row
@@ -31,6 +32,12 @@ def of_texts(nats: tuple[float, ...], repeat: int = 0) -> Trial:
         for metric, value in (("perplexity", math.exp(mean)), ("nll_nats", mean))
     ]
     return made_trial("c1", repeat, 1.0, scores=(*own, *wholes))
+
+
+def of_metric(metric: str, values: tuple[float, ...], repeat: int = 0, is_risen: bool = True) -> Trial:
+    own = [Score(metric=metric, value=v, sample_id=f"s{i}", higher_is_better=is_risen) for i, v in enumerate(values)]
+    whole = Score(metric=metric, value=float(np.mean(values)), n=len(values), higher_is_better=is_risen)
+    return made_trial("c1", repeat, 1.0, scores=(*own, whole))
 
 
 def two_runs(folder: Path) -> tuple[Path, Path]:
@@ -101,3 +108,63 @@ def test_regress_takes_their_change_as_a_ratio(tmp_path: Path) -> None:
     assert one.change is not None
     assert one.change == pytest.approx(math.log(1.02))
     assert one.series.shown(one.change) == "+2.0 %"
+
+
+@pytest.mark.parametrize(("least", "verdict"), [(0.005, "REGRESSION"), (0.5, "REGRESSION"), (3.0, "PASS")])
+def test_regress_takes_a_change_of_what_may_be_0_as_a_share_too(tmp_path: Path, least: float, verdict: str) -> None:
+    """Divergences of 0.0002 nats that become 0.0006 are three times as large, and 0.04 hundredths of a nat more. One
+    run has none at all, so that no logarithm is taken."""
+    rng = np.random.default_rng(0)
+    for n in range(16):
+        nats = 0.0 if n == 3 else (0.0002 if n < 8 else 0.0006) * (1 + 0.01 * rng.standard_normal())
+        own = of_metric("kl_nats", (nats,) * 4, is_risen=False)
+        write_run(tmp_path / f"run{n:03d}", [cell("c1", engine="a", label="a")], [own], n)
+    one = judged(tmp_path, "kl_nats", most_noise=10.0, least=least)["a"]
+    assert (one.series.is_log, one.verdict) == (False, verdict)
+
+
+def test_noise_that_proves_nothing_is_a_share_of_them_too(tmp_path: Path) -> None:
+    """Divergences that scatter by all of themselves are hundredths of a nat."""
+    rng = np.random.default_rng(1)
+    for n in range(16):
+        own = of_metric("kl_nats", (0.0 if n == 3 else 0.0002 * float(rng.exponential()),) * 4, is_risen=False)
+        write_run(tmp_path / f"run{n:03d}", [cell("c1", engine="a", label="a")], [own], n)
+    one = judged(tmp_path, "kl_nats")["a"]
+    assert (one.verdict, "too much noise" in one.reason) == ("UNRELIABLE", True)
+
+
+def test_a_metric_is_of_one_kind_in_all_runs(tmp_path: Path) -> None:
+    """A BLEU of 0.8 was a share, and one of 2.4 a number: the first run was left out of the other's history."""
+    for n, value in enumerate((0.8, 2.4, 0.9, 2.2, 0.7, 2.3)):
+        trials = [of_metric("bleu_max", (value, value / 2), i) for i in range(2)]
+        write_run(tmp_path / f"run{n:03d}", [cell("c1", engine="a", label="a")], trials, n)
+    one = judged(tmp_path, "bleu_max", baseline=3)["a"]
+    assert (len(one.series.points), one.left_out) == (6, ())
+    told = table_row(row(between(tmp_path / "run000", tmp_path / "run001"), "bleu_max"))
+    assert told[5:8] == ("0.600", "1.80", "+1.20")
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_share"),
+    [
+        ("acc", True),
+        ("acc_norm/stem", True),
+        ("exact_match,strict-match", True),
+        ("prompt_level_strict_acc", True),
+        ("pass@1_plus", True),
+        ("4096", True),
+        ("string_match_all", True),
+        ("bleu_acc", True),
+        ("rouge_l", True),
+        ("same_top1", True),
+        ("bleu_max", False),
+        ("rougeL_diff", False),
+        ("f1", False),
+        ("mcc", False),
+        ("perplexity", False),
+        ("nll_nats", False),
+        ("my_score", False),
+    ],
+)
+def test_the_name_of_a_metric_tells_whether_it_is_a_share(metric: str, is_share: bool) -> None:
+    assert is_share_metric(metric) == is_share

@@ -28,8 +28,9 @@ from results.metrics import (
 from results.records import Cell, Method, Phase, Record
 from results.roads import comparable_roads
 from results.runs import OWN_CODE, RunData
+from results.share_metrics import is_share_metric
 from results.sittings import sittings_of
-from results.statistics import student_interval
+from results.statistics import mean_interval
 from results.trials import Trial
 
 Kind = Literal["time", "energy", "memory", "accuracy"]
@@ -116,11 +117,10 @@ class Figure(Record):
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
-        """95 % by Student's t, of the repeats. Below 0 lies no possible mean of what is never below, as in a run's
-        tables."""
+        """95 %, of the repeats, as in a run's tables. Below 0 lies no possible mean of what is never below."""
         if self.n < 2:
             return None
-        low, high = student_interval(np.array(list(self.values.values())))
+        low, high = mean_interval(np.array(list(self.values.values())))
         return max(low, 0.0) if min(self.values.values()) >= 0 else low, high
 
 
@@ -326,14 +326,11 @@ def _meter_errors(trials: Iterable[Trial]) -> dict[tuple[str, Phase], tuple[floa
 
 
 def score_figures(trials: Sequence[Trial]) -> list[Figure]:
-    """The task's own aggregates. Of those that may lie beyond 0 and 1, as perplexities and nats, the unit is empty."""
+    """The task's own aggregates. Of those that are no shares, as perplexities and nats, the unit is empty."""
     found: dict[str, dict[int, float]] = {}
     known: dict[str, tuple[bool, int]] = {}
-    no_shares: set[str] = set()
     for trial in trials:
         for score in trial.scores:
-            if not (score.higher_is_better and 0.0 <= score.value <= 1.0):
-                no_shares.add(score.metric)
             if score.sample_id is None and math.isfinite(score.value):
                 found.setdefault(score.metric, {})[trial.repeat] = score.value
                 known.setdefault(score.metric, (score.higher_is_better, score.n))
@@ -341,7 +338,7 @@ def score_figures(trials: Sequence[Trial]) -> list[Figure]:
         Figure(
             metric=metric,
             phase=None,
-            unit="" if metric in no_shares else "1",
+            unit="1" if known[metric][0] and is_share_metric(metric) else "",
             kind="accuracy",
             better="higher" if known[metric][0] else "lower",
             method="measured",

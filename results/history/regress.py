@@ -313,7 +313,8 @@ class _Line:
             return None
         noise = max(float(others.std(ddof=1)), _noise_of_baseline(series, at), ROUNDING)
         size, error = float(others.mean() - own.mean()), noise * math.sqrt(1 / len(own) + 1 / len(others))
-        is_certain = _p(size, error, len(others) - 1) < P_VALUE and abs(size) > self._asked.least
+        least = series.counts_from(self._asked.least, float(own.mean()))
+        is_certain = _p(size, error, len(others) - 1) < P_VALUE and abs(size) > least
         return (size, error, len(others) - 1) if is_certain else None
 
     def _standing_off(self, series: Series, last: Segment, aa: float) -> str | None:
@@ -323,8 +324,9 @@ class _Line:
             before, end = x[last.first : last.end - n], x[last.end - n : last.end]
             noise = max(float(before.std(ddof=1)), aa, ROUNDING)
             size, error = float(end.mean() - before.mean()), noise * math.sqrt(1 / n + 1 / len(before))
+            least = series.counts_from(self._asked.least, float(before.mean()))
             # Each number of last runs is a chance of its own.
-            if _p(size, error, len(before) - 1) < P_VALUE / (LEAST_SEGMENT - 1) and abs(size) > self._asked.least:
+            if _p(size, error, len(before) - 1) < P_VALUE / (LEAST_SEGMENT - 1) and abs(size) > least:
                 runs = f"last {n} runs stand" if n > 1 else "last run stands"
                 return (
                     f"the {runs} off by {series.shown(size)}, and the ends of a series are unsure:"
@@ -334,13 +336,14 @@ class _Line:
 
     def _told(self, found: Judged, how: str) -> Judged:
         """The verdict, before the family of all series is looked at."""
-        least, floor = self._asked.least, found.floor or 0.0
+        floor, level = found.floor or 0.0, found.base or 0.0
+        least, most_noise = (found.series.counts_from(s, level) for s in (self._asked.least, self._asked.most_noise))
         change = found.change or 0.0
         shown = found.series.shown
         if found.p is not None and found.p < P_VALUE and abs(change) >= max(least, floor):
             of = f"; {OF_THESE.format(n=self._figure.n_samples)}" if self._figure.kind == "accuracy" else ""
             return replace(found, verdict="REGRESSION" if found.is_worse else "IMPROVED", reason=f"{how}{of}")
-        if floor > self._asked.most_noise:
+        if floor > most_noise:
             return replace(
                 found, reason=f"too much noise: only a change above {shown(floor)} would show ({how})".replace("+", "")
             )

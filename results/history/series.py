@@ -96,6 +96,10 @@ class Series:
         runs.sort(key=lambda one: (one.run.created_at, one.run.folder))
         return runs[runs.index(first) :]
 
+    def counts_from(self, share: float, level: float) -> float:
+        """From where on a difference of x counts, that is asked as a share: of the level, or in points of a share."""
+        return share if self.is_log or self.is_share else share * abs(level)
+
     def size(self, x: float) -> float:
         """A difference of x as a share, of scores as it is."""
         return math.expm1(x) if self.is_log else x

@@ -21,6 +21,7 @@ from results.report.picture import DOWN, UP, Axis, Panel, Point, panel, symbol
 from results.report.sentences import BEST, interval_words, ratio_text_words, ratio_words, sentences
 from results.report.standings import Group, Standing
 from results.runs import RunData
+from results.share_metrics import is_share_metric
 from results.units import format_error, format_known, format_number
 
 HEADINGS: dict[Quantity, str] = {"time": "Time of a request", "energy": "Joules", "accuracy": "Accuracy"}
@@ -214,7 +215,7 @@ def _score_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUni
         return _time_panel(run, frame, group, units, "Not scored: time instead.")
     scores = _means(run, frame, group, group.score, None)
     energy, title, scale = _joules(run, frame, group, units)
-    is_share = group.rising and all(0 <= v <= 1 for row in scores.values() for v in row)
+    is_share = group.rising and is_share_metric(group.score)
     up = Axis(f"{group.score}, %" if is_share else group.score, 1.0, is_share)
     return _panel(group, energy, scores, Axis(title, scale), up, UP if group.rising else DOWN)
 
