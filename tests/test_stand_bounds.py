@@ -107,6 +107,15 @@ def test_a_value_that_stands_for_less_than_two_of_its_steps_take_is_no_stand(res
     assert (stand(1.0, resolution=resolution) is not None) is is_stand
 
 
+def unread(step_j: float, behind_w: float = WATTS, beside: Beside | None = None) -> tuple[Stand, ...]:
+    """Of a counter that nobody reads from 2 to 4 s: then it shows so much more."""
+    k = np.concatenate([np.arange(41), np.arange(80, 161)])
+    behind_j = 200.0 + step_j + behind_w * PERIOD_S * ((k - 80) // 2)
+    shown_j = np.where(k < 80, 10.0 * (k // 2), behind_j)
+    taken = trace("counter", APART_S * k, shown_j, APART_S, update_period_s=PERIOD_S, resolution=1e-6)
+    return judged_counter(taken, shown_j, Renewal(PERIOD_S, 1.5 * PERIOD_S), beside).stands
+
+
 @pytest.mark.parametrize(
     ("behind_w", "step_j", "variance_j2"),
     [
@@ -120,14 +129,24 @@ def test_a_value_that_stands_for_less_than_two_of_its_steps_take_is_no_stand(res
     ],
 )
 def test_what_a_counter_may_have_lost_while_nobody_read_it(behind_w: float, step_j: float, variance_j2: float) -> None:
-    k = np.concatenate([np.arange(41), np.arange(80, 161)])
-    behind_j = 200.0 + step_j + behind_w * PERIOD_S * ((k - 80) // 2)
-    shown_j = np.where(k < 80, 10.0 * (k // 2), behind_j)
-    taken = trace("counter", APART_S * k, shown_j, APART_S, update_period_s=PERIOD_S, resolution=1e-6)
-    [found] = judged_counter(taken, shown_j, Renewal(PERIOD_S, 1.5 * PERIOD_S)).stands
+    [found] = unread(step_j, behind_w)
     assert (found.start_s, found.end_s, found.basis) == (FROM_S, TO_S, "unread")
     assert (found.low_j, found.filled_j, found.high_j) == pytest.approx((step_j, step_j, 200.0))
     assert found.variance_j2 == pytest.approx(variance_j2)
+
+
+@pytest.mark.parametrize(("step_j", "is_believed"), [(150.0, False), (151.0, True)])
+def test_a_sensor_that_was_read_meanwhile_says_whether_a_counter_that_nobody_read_lost_anything(
+    step_j: float, is_believed: bool
+) -> None:
+    """80 W by the sensor, 160 J known to 4.8 J: from twice that less on it may be the sensor that is off."""
+    found = unread(step_j, beside=sensor(0.0, 8.0, 80.0))
+    if is_believed:
+        assert found == ()
+    else:
+        [stand] = found
+        assert (stand.basis, stand.shown_j, stand.filled_j) == ("beside", step_j, pytest.approx(160.0))
+        assert (stand.low_j, stand.high_j, stand.variance_j2) == pytest.approx((155.2, 164.8, 4.8**2))
 
 
 def test_readings_of_0_watts_are_bounded_by_the_lowest_and_the_highest_beside_them() -> None:
