@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import groupby
+from itertools import groupby, product
 from types import SimpleNamespace
 from typing import cast
 
@@ -54,6 +54,16 @@ def test_block_counts_of_the_guide() -> None:
     assert n_blocks(2000, 8, 256, "sufficient") == 15
     assert n_blocks(2000, 8, 256, "tight") == math.ceil(1993 / 256) + 7 == 15
     assert n_blocks(3, 8, 256, "tight") == 3, "never more than pairs"
+
+
+@pytest.mark.parametrize("n_experts", [1, 2, 3, 4])
+def test_tight_blocks_are_as_many_as_the_worst_routing_takes(n_experts: int) -> None:
+    """Of all ways to deal so many pairs to the experts, the one whose last blocks are emptiest."""
+    for n_pairs, size in product(range(1, 12), range(1, 6)):
+        dealt = (own for own in product(range(n_pairs + 1), repeat=n_experts) if sum(own) == n_pairs)
+        worst = max(sum(math.ceil(n / size) for n in own) for own in dealt)
+        assert n_blocks(n_pairs, n_experts, size, "tight") == worst
+        assert n_blocks(n_pairs, n_experts, size, "sufficient") >= worst
 
 
 def test_blocks_that_are_all_padding_are_skipped() -> None:
