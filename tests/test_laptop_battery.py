@@ -163,6 +163,7 @@ def test_two_batteries_that_fall_silent_together_give_no_joules(supplies: Sysfs)
         ("ups", {"type": "UPS", "online": 1}, "ups is on line"),
         ("BAT0", {"status": "Charging"}, "BAT0 is charging"),
         ("BAT0", {"status": "Full"}, "BAT0 is full"),
+        ("BAT1", {**BATTERY, "status": "Charging"}, "BAT0 is discharging, BAT1 is charging"),
         ("BAT0", {"power_now": 0}, "its gauge shows 0 W"),
         ("BAT0", {"power_now": "none"}, "power_now vanished or is unreadable"),
     ],

@@ -218,6 +218,19 @@ def test_every_watt_of_the_dimms_system_is_missing() -> None:
     assert [NDP.capacity_bytes(u) for u in ("cpu", "gpu", "ndp:3")] == [192 * 2**30, 16 * 2**30, 32 * 2**30]
 
 
+def test_a_unit_at_rest_draws_its_idle_power_whatever_was_dropped_before() -> None:
+    """1 W, and 5 W for 0.5 + 1 s of each 10 s: 8.5 + 7.5 J. The CPU works for 2 s before it."""
+    timeline = Timeline(linked_sheet())
+    for n_done in (1, 2, 3):
+        scatter = Operation("scatter", "cpu", "scatter", flops=200.0)
+        timeline.run([scatter, Operation("attention", "gpu", "attention", flops=10_000.0, after=(1,))])
+        timeline.sleep_until_s(10.0 * n_done)
+        times_s, joules = timeline.readings("gpu", 10.0 * (n_done - 1))
+        assert (times_s[0], times_s[-1]) == pytest.approx((10.0 * (n_done - 1), 10.0 * n_done))
+        assert (joules[0], joules[-1]) == pytest.approx((16.0 * (n_done - 1), 16.0 * n_done))
+        timeline.settle()
+
+
 @pytest.mark.parametrize(
     ("name", "tensor_cores", "clock_hz", "flop_a_cycle"),
     # Dense, half precision, accumulating in FP32: cores, top clock (001 has 2.30 GHz), and what NVIDIA's rates

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from devices.models.operation import TRANSFER, Operation
 from devices.models.timeline import Timeline
-from results.resource_use import MachineUse, Ran, ResourceUse, joules_by_state, machine_use
+from results.resource_use import Again, MachineUse, Ran, ResourceUse, joules_by_state, machine_use
 from tests.test_links import linked_sheet
 
 COMPONENTS = ["cpu", "gpu", "link"]
@@ -73,6 +73,24 @@ def test_states_are_those_of_a_count_second_by_second_and_fill_the_window(
     for name in COMPONENTS:
         assert list(use.of(name)) == pytest.approx(counted[name])
         assert sum(use.of(name)) == pytest.approx(lasting)
+
+
+@given(SPANS, st.lists(st.tuples(st.integers(-4, 9), st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=3))
+def test_windows_that_count_again_are_those_windows_by_themselves(
+    spans: list[tuple[int, int, int]], windows: list[tuple[int, int, int]]
+) -> None:
+    """Inside or before the one from 0 to 18."""
+    ran = ran_of(spans)
+    again = [Again(float(begin), float(begin + lasting), n) for begin, lasting, n in windows]
+    found = machine_use(ran, 0.0, 18.0, again)
+    apart = machine_use(ran, 0.0, 18.0)
+    for one in again:
+        apart = apart + machine_use(ran, one.begin_s, one.end_s).repeated(one.n)
+    assert (found.window_s, found.overlap_s, found.idle_s) == pytest.approx(
+        (apart.window_s, apart.overlap_s, apart.idle_s)
+    )
+    for name in COMPONENTS:
+        assert list(found.of(name)) == pytest.approx(list(apart.of(name)))
 
 
 @given(SPANS)
