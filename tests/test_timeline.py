@@ -152,9 +152,11 @@ def test_sleeping_takes_time_and_no_energy_where_idle_power_is_unknown() -> None
 def test_sleeping_costs_the_stated_idle_power() -> None:
     idle = SheetFigure(value=4.0, kind="assumed", origin="test")
     timeline = Timeline(toy_sheet().model_copy(update={"idle_w": idle}))
-    timeline.run([CPU_EXPERT])
-    timeline.sleep_until_s(5.0)
-    assert timeline.energy_j("cpu") == pytest.approx(16.0 + 4.0 * 3.0)
+    for n_done in (1, 2, 3):
+        timeline.run([CPU_EXPERT])
+        timeline.sleep_until_s(5.0 * n_done)
+        assert timeline.energy_j("cpu") == pytest.approx(n_done * (16.0 + 4.0 * 3.0))
+        timeline.settle()
 
 
 def test_readings_stand_at_every_operation_boundary_from_the_start() -> None:
