@@ -117,7 +117,8 @@ def state_marks(seen: Sequence[Conditions], reads_battery: bool) -> tuple[str, .
         marks.append("charging")
     elif len(known) > 1:
         marks.append("power source changed")
-    elif reads_battery and known and None in charging:
+    elif reads_battery and None in charging:
+        # Between the rounds of a series nothing asks again: a phone that fell silent may be silent all through one.
         marks.append("power source unknown")
     if len({c.boot_id for c in seen} - {None}) > 1:
         marks.append("restarted")

@@ -27,7 +27,8 @@ CAPPED = ("cpu 0-3 limited to 1500 of 2000 MHz",)
 
 
 def states(name: str, *values: object) -> list[Conditions]:
-    return [Conditions(at_s=10.0 * i, **{name: value}) for i, value in enumerate(values)]  # type: ignore[arg-type]
+    """Of a machine that says that it is on its battery, where nothing else is said of that."""
+    return [Conditions(at_s=10.0 * i, **{"charging": False, name: value}) for i, value in enumerate(values)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,8 @@ def states(name: str, *values: object) -> list[Conditions]:
         ("charging", (False, True, False), True, ("charging",)),
         ("charging", (False, True, False), False, ("power source changed",)),
         ("charging", (False, None, False), True, ("power source unknown",)),
-        ("charging", (None, None, None), True, ()),
+        ("charging", (None, None, None), True, ("power source unknown",)),
+        ("charging", (None, None, None), False, ()),
         ("throttled", (False, True, False), False, ("throttled",)),
         ("boot_id", ("a", None, "a"), False, ()),
         ("boot_id", ("a", "a", "b"), False, ("restarted",)),
@@ -72,14 +74,16 @@ def test_a_core_that_goes_off_line_is_told_and_is_no_other_limit() -> None:
     """Of four cores that are limited alike two go off line, then all four: of what has no clock no limit is known."""
     caps = (CAPPED, ("cpu 0-1 limited to 1500 of 2000 MHz",), ())
     seen = [
-        Conditions(at_s=10.0 * i, frequency_caps=own, cores_online=online)
+        Conditions(at_s=10.0 * i, charging=False, frequency_caps=own, cores_online=online)
         for i, (own, online) in enumerate(zip(caps, ("0-7", "0-1,4-7", "4-7"), strict=True))
     ]
     assert state_marks(seen, reads_battery=True) == ()
     assert switched_cores(seen) == ("cores 0-3 were off line at times, in the window or idle",)
     assert switched_cores(seen[:1]) == switched_cores(states("cores_online", None, None)) == ()
     assert changes([*seen, seen[2]]) == (*seen, seen[2]), "the trial keeps which were on line"
-    lower = Conditions(at_s=30.0, frequency_caps=("cpu 0 limited to 900 of 2000 MHz",), cores_online="0,4-7")
+    lower = Conditions(
+        at_s=30.0, charging=False, frequency_caps=("cpu 0 limited to 900 of 2000 MHz",), cores_online="0,4-7"
+    )
     assert state_marks([*seen, lower], reads_battery=True) == ("clock limits changed",)
 
 
