@@ -28,7 +28,7 @@ CAPPED = ("cpu 0-3 limited to 1500 of 2000 MHz",)
 
 def states(name: str, *values: object) -> list[Conditions]:
     """Of a machine that says that it is on its battery, where nothing else is said of that."""
-    return [Conditions(at_s=10.0 * i, **{"charging": False, name: value}) for i, value in enumerate(values)]  # type: ignore[arg-type]
+    return [Conditions(at_s=10.0 * i, **{"charging": False, name: value}) for i, value in enumerate(values)]
 
 
 @pytest.mark.parametrize(
