@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,19 @@ def test_a_wrong_answer_is_an_error_and_no_figure(case: str) -> None:
         assert len(server.asked) == 1, "what began is not asked again"
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 600
+
+
+def test_where_counts_disagree_every_flavour_that_tells_ids_is_named() -> None:
+    """`joulebench serve`, asked without its flavour, was told to be vLLM or SGLang."""
+    good, n = (chunk(" the"), chunk(" rain")), len(request().prompt_ids)
+    with scripted(stream(*good, end(), usage(n, 3))) as server, pytest.raises(EngineError) as caught:
+        client(server.url, flavour="openai").run(request(4, ignore_end_tokens=True), unheard)
+    words = str(caught.value).partition("a flavour that tells token ids settles it: ")[2]
+    table = (Path(__file__).parents[1] / "docs" / "engines" / "openai.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    column = rows[0].index("ids of new tokens")
+    telling = {row[2].strip("`") for row in rows[2:] if len(row) == len(rows[0]) and row[column].startswith("yes")}
+    assert {*words.split(", ")} == telling
 
 
 @pytest.mark.parametrize("reason", ["length", "abort", "content_filter", "error", "insufficient_system_resource"])

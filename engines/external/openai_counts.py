@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from engines.errors import EngineError
 from engines.external.openai_chunks import Streamed
+from engines.external.openai_flavours import FLAVOURS
 from engines.model.tokenizer import Tokenizer
 from results.printable import printable
 from results.records import Request
@@ -90,7 +91,8 @@ def tokens_of(streamed: Streamed, request: Request, tokenizer: Tokenizer) -> Tok
     also = f", told the ids of {len(told_ids)}" if told_ids else ""
     raise EngineError(
         f"it counts {n} new tokens{also}, and the plan's tokenizer makes {lengths[0]} of its text; another model,"
-        " hidden tokens, or a text that has several spellings: a flavour that tells token ids settles it (vllm, sglang)"
+        " hidden tokens, or a text that has several spellings: a flavour that tells token ids settles it:"
+        f" {', '.join(name for name, flavour in FLAVOURS.items() if flavour.ids)}"
     )
 
 
