@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -125,3 +126,17 @@ def test_a_wrong_body_of_megabytes_is_refused_at_once(
     status, found = post(server, f"/v1/{road}", content)
     assert time.monotonic() - begin_s < 5
     assert (status, found["error"]["message"].startswith(words)) == (400, True)
+
+
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: LocalServer) -> None:
+    """It knows none: lengths in hexadecimal stood in its text. The end of the connection is the stream's (RFC 9112)."""
+    body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": True, "ignore_eos": True})
+    head = f"Host: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        client.sendall(f"POST /v1/completions HTTP/1.0\r\n{head}\r\n{body}".encode())
+        with client.makefile("rb") as answer:
+            told, _, text = answer.read().partition(b"\r\n\r\n")
+    assert (b"200 OK" in told, b"chunked" in told) == (True, False)
+    events_of = text.decode().split("\n\n")
+    assert events_of[-2:] == ["data: [DONE]", ""]
+    assert [one for one in events_of[:-1] if not one.startswith("data: ")] == []

@@ -298,11 +298,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 
+    @property
+    def _takes_chunks(self) -> bool:
+        """HTTP/1.0 knows none: there a stream ends with its connection."""
+        return self.request_version != "HTTP/1.0"
+
     def _begin_stream(self) -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Transfer-Encoding", "chunked")
+        if self._takes_chunks:
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.close_connection = True
+            self.send_header("Connection", "close")
         self.end_headers()
 
     def _chunk(self, told: dict[str, Any]) -> None:
@@ -311,7 +320,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _write_chunk(self, content: bytes) -> None:
         """Raises `_LeftError` where nobody takes it."""
         try:
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content) if self._takes_chunks else content)
         except OSError as error:
             raise _LeftError from error
 
