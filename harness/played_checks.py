@@ -22,6 +22,7 @@ from harness.played_parts import NO_TEXT, PlayedFacts, played_cell
 from harness.run_parts import RunParts
 from harness.schema import EngineSpec
 from harness.technique_problems import too_many_there
+from harness.workload_problems import problem_of
 from harness.workload_specs import SPEC_OF, WorkloadSpec
 from workloads.base import WorkloadError
 from workloads.fitting import reasons_for_none
@@ -118,7 +119,7 @@ def _look_at_workload(
             if not workload.requests(NO_TEXT, most):
                 found.empty[part.label, spec.source] = reasons_for_none(workload, part.label, most)
         except WorkloadError as error:
-            found.problems.append(f"workload {part.label}: {str(error).removeprefix(f'{part.label}: ')}")
+            found.problems.append(problem_of(part.label, error))
 
 
 def _look_at_model(

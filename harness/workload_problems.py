@@ -71,7 +71,12 @@ def _workload_problems(
                     "technique without calibration"
                 )
     except WorkloadError as error:
-        yield f"workload {part.label}: {str(error).removeprefix(f'{part.label}: ')}"
+        yield problem_of(part.label, error)
+
+
+def problem_of(label: str, error: WorkloadError) -> str:
+    """With the workload's name once: some errors begin with it."""
+    return f"workload {label}: {str(error).removeprefix(f'{label}: ')}"
 
 
 def _can_calibrate(workload: Workload, facts: CheckpointFacts, wanted: int) -> bool:
