@@ -32,6 +32,12 @@ def test_what_was_set_aside_is_in_no_latency() -> None:
     assert ONE.itl_s == ()
 
 
+def test_what_was_set_aside_slows_no_phase() -> None:
+    """8 prompt tokens in a second, and 2 tokens in two."""
+    found = {o.phase: o.value for o in latency_observations(trial(completions=[ONE])) if o.metric == "throughput"}
+    assert found == {"prefill": 8.0, "decode": 1.0}
+
+
 def test_what_was_set_aside_is_in_no_phase_and_not_in_the_whole() -> None:
     assert phase_intervals([ONE], (8.0, 17.0)) == {
         "prefill": [(10.0, 11.0)],

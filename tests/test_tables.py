@@ -416,3 +416,19 @@ def test_an_interval_of_a_time_does_not_go_below_0() -> None:
     row = frame[frame["metric"] == "ttft"].iloc[0]
     assert (row["mean"], row["ci_low"]) == (5.0, 0.0)
     assert row["ci_high"] == pytest.approx(5 + 12.7062 * 4, rel=1e-4)
+
+
+def test_the_wide_row_has_the_figures_of_a_trial_in_its_own_units() -> None:
+    """4 prompt tokens in 1 s, one more token in 0.5 s; 6 J in 2 s, of 6 tokens."""
+    wide = summary(run([cell()], [trial(energy=(reading(),))])).iloc[0]
+    worked_out = {
+        "ttft_ms": 1000.0,
+        "tpot_ms": 500.0,
+        "e2e_ms": 1500.0,
+        "prefill_token_per_s": 4.0,
+        "decode_token_per_s": 2.0,
+        "all_j_per_token": 1.0,
+        "j_per_response": 6.0,
+        "mean_power_w": 3.0,
+    }
+    assert {name: wide[name] for name in worked_out} == pytest.approx(worked_out)
