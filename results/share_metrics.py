@@ -1,7 +1,8 @@
 """Which scores are shares of right answers, by the name of the metric: its values do not say it.
 
 A BLEU of 0.8 would be a share in one run, and one of 2.3 a plain number in the next. lm-eval does not tell a metric's
-range. F1 ends at 1 in most of its tasks and at 100 in SQuAD's, so it is none here; nor is a name that is not known.
+range. F1 ends at 1 in most of its tasks and at 100 in SQuAD's, and EM at 100 in QuALITY's of SCROLLS: so these are none
+here. Nor is a name that is not known.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-WORDS: Final = {"acc", "accuracy", "match", "pass", "em", "mc1", "mc2"}
+WORDS: Final = {"acc", "accuracy", "match", "pass", "mc1", "mc2"}
 NAMES: Final = {"same_top1", "rouge_l"}
 """Joulebench's own: `workloads.fidelity`, `workloads.rolebench`."""
 NOT_WITH: Final = {"diff", "difference", "count"}

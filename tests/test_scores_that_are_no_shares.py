@@ -18,7 +18,9 @@ from results.trials import Trial
 from tests.command import joulebench
 from tests.compared_runs import between, read, row
 from tests.histories import judged, made_trial, write_run
-from tests.run_builders import cell
+from tests.run_builders import cell, run
+from tests.test_first_screen import figures
+from tests.test_standings import named
 
 NATS = (0.5, 0.7, 0.6, 0.8)
 WORSE = (2.4, 2.7, 2.2, 2.9)
@@ -160,6 +162,7 @@ def test_a_metric_is_of_one_kind_in_all_runs(tmp_path: Path) -> None:
         ("bleu_max", False),
         ("rougeL_diff", False),
         ("f1", False),
+        ("em", False),
         ("mcc", False),
         ("perplexity", False),
         ("nll_nats", False),
@@ -168,3 +171,14 @@ def test_a_metric_is_of_one_kind_in_all_runs(tmp_path: Path) -> None:
 )
 def test_the_name_of_a_metric_tells_whether_it_is_a_share(metric: str, is_share: bool) -> None:
     assert is_share_metric(metric) == is_share
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "shown"),
+    [("bleu_max", 0.8, "0.800, n = 2"), ("bleu_max", 2.4, "2.40, n = 2"), ("acc", 0.5, "50 % of 2")],
+)
+def test_the_first_screen_tells_them_as_the_picture_and_the_history_do(metric: str, value: float, shown: str) -> None:
+    """A BLEU of 0.8 stood there as 80 %, and its axis, and the run of a BLEU of 2.4, had numbers."""
+    first = of_metric(metric, (2 * value, 0.0))
+    data = run(named("first", "second"), [first.model_copy(update={"cell_id": name}) for name in ("first", "second")])
+    assert figures(data, 2)["first"].value == shown

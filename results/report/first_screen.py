@@ -196,7 +196,7 @@ def _value(standing: Standing, group: Group, units: PageUnits) -> str:
     """Where the arms' figures came to be in several ways, with its own."""
     value = standing.value or 0.0
     if standing.quantity == "accuracy":
-        if group.workload is None or (group.rising and 0 <= value <= 1):
+        if group.workload is None or _is_share(group):
             return f"{100 * value:.3g} % of {standing.n}"
         return f"{format_number(value)}, n = {standing.n}"
     scale, unit = units.on(group.device).of_standing(standing.quantity, standing.unit)
@@ -209,13 +209,17 @@ def _value(standing: Standing, group: Group, units: PageUnits) -> str:
 # --- the pictures ----------------------------------------------------------------------------------------------------
 
 
+def _is_share(group: Group) -> bool:
+    return group.score is not None and group.rising and is_share_metric(group.score)
+
+
 def _score_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits) -> Panel | None:
     """Score against joules, or seconds where nothing is scored. None where fewer than two arms have both in one way."""
     if group.score is None:
         return _time_panel(run, frame, group, units, "Not scored: time instead.")
     scores = _means(run, frame, group, group.score, None)
     energy, title, scale = _joules(run, frame, group, units)
-    is_share = group.rising and is_share_metric(group.score)
+    is_share = _is_share(group)
     up = Axis(f"{group.score}, %" if is_share else group.score, 1.0, is_share)
     return _panel(group, energy, scores, Axis(title, scale), up, UP if group.rising else DOWN)
 
