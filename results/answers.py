@@ -210,7 +210,7 @@ def _answers(
 def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterator[tuple[str, _Once]]:
     measured = traces_of(run, trial)
     meter, done = measured.meter, trial.completions
-    energies = RequestEnergies(measured.traces, meter, done) if meter is not None else None
+    energies = RequestEnergies(measured.traces, meter, done, measured.rests) if meter is not None else None
     names = ("request_id", "text", "loglikelihood", "n_prompt_tokens")
     request_ids, said, likelihoods, n_prompt = (column_of(done, name) for name in names)
     n_said, e2e_s = n_generated(done), lasting(done, "all")

@@ -19,20 +19,21 @@ from typing import Final, NamedTuple
 
 from results.charge import BatteryCharge
 from results.cpu_time import with_cpu_joules
-from results.energy import MeterEnergy, energy_between
+from results.energy import SMALL_SHARE, MeterEnergy, energy_between
+from results.frozen_power import FrozenPower, frozen_power
 from results.idle import idle_baseline
 from results.in_step import uneven_w2
 from results.intervals import Interval, joined, outside
 from results.long_ticks import LongTick, long_ticks, told
 from results.peak_power import p90_power
 from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
-from results.rest import MAX_STILL_SIGMA
+from results.rest import MAX_STILL_SIGMA, MAX_STILL_TIME
 from results.slow_gauges import SlowGauge, slow_gauge
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 
 ARITHMETIC: Final = (
-    "charge", "component_energy", "cpu_time", "cumulative", "derivation", "energy", "idle", "in_step", "intervals",
-    "jumps", "liveness", "living", "load_edges", "long_ticks", "peak_power", "regular", "renewal", "rest",
+    "charge", "component_energy", "cpu_time", "cumulative", "derivation", "energy", "frozen_power", "idle", "in_step",
+    "intervals", "jumps", "liveness", "living", "load_edges", "long_ticks", "peak_power", "regular", "renewal", "rest",
     "slow_gauges", "spikes", "time_means", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
@@ -72,6 +73,7 @@ def energies_of(
     within = _stretches(completions, window)
     slow = SlowGauges(own, intervals)
     late = LongTicks(own, completions)
+    frozen = FrozenSensors(own, before, after)
     readings: list[EnergyReading] = []
     baselines: list[IdleBaseline] = []
     for meter in dict.fromkeys(t.meter for t in own):
@@ -104,7 +106,10 @@ def energies_of(
                 for c in components
             ]
     readings = [
-        late.widened(slow.widened(_unevenly_met(r, own, completions), intervals[r.phase]), intervals[r.phase])
+        frozen.judged(
+            late.widened(slow.widened(_unevenly_met(r, own, completions), intervals[r.phase]), intervals[r.phase]),
+            intervals[r.phase],
+        )
         for r in readings
     ]
     return TrialEnergies(tuple(readings), tuple(baselines))
@@ -164,6 +169,36 @@ class LongTicks:
         return reading
 
 
+class FrozenSensors:
+    """Sensors of power of a trial that stood still, as the idle times around its window tell."""
+
+    def __init__(
+        self, traces: Sequence[PowerTrace], before: Sequence[PowerTrace] = (), after: Sequence[PowerTrace] = ()
+    ) -> None:
+        self._traces = traces
+        self._found: list[FrozenPower] = [
+            found for trace in traces if (found := frozen_power(trace, before, after)) is not None
+        ]
+
+    def judged(self, reading: EnergyReading, spans: Sequence[Interval]) -> EnergyReading:
+        """spans: of the reading. None of its joules where a sensor that counts in them surely stood still for long."""
+        if reading.energy_j is None:
+            return reading
+        is_total = reading.component == "total"
+        parts = [t for t in self._traces if t.meter == reading.meter]
+        parts = [t for t in parts if (t.additive if is_total else t.component == reading.component)]
+        own = [found for found in self._found if any(found.trace is t for t in parts)]
+        for found in own:
+            still_s = found.within_s(spans)
+            shown_j = float(found.trace.values.mean()) * still_s
+            is_notable = len(parts) == 1 or shown_j > SMALL_SHARE * reading.energy_j
+            if found.is_sure and is_notable and still_s > MAX_STILL_TIME * reading.duration_s:
+                return _without_joules(reading, found.told)
+        # Where other parts move, one that does not may have nothing to do.
+        told = [f.told for f in own if (f.is_sure or len(own) == len(parts)) and f.within_s(spans) > 0]
+        return reading.model_copy(update={"remark": "; ".join(filter(None, [reading.remark, *told])) or None})
+
+
 def _unevenly_met(
     reading: EnergyReading, traces: Sequence[PowerTrace], completions: Sequence[Completion]
 ) -> EnergyReading:
@@ -208,11 +243,19 @@ class RequestEnergies:
     Each costs the work of its own span: a window of hours may have thousands of them.
     """
 
-    def __init__(self, traces: Sequence[PowerTrace], meter: str, completions: Sequence[Completion] = ()) -> None:
-        """completions: all of the trial, which tell how slowly a gauge follows."""
+    def __init__(
+        self,
+        traces: Sequence[PowerTrace],
+        meter: str,
+        completions: Sequence[Completion] = (),
+        rests: tuple[Sequence[PowerTrace], Sequence[PowerTrace]] = ((), ()),
+    ) -> None:
+        """completions: all of the trial, which tell how slowly a gauge follows. rests: the traces of the idle times
+        before and after it, which tell whether a sensor stood still."""
         self._energy = MeterEnergy(traces, meter, of_load=True)
         self._slow = SlowGauges(traces, phase_intervals(completions, (0.0, 0.0)))
         self._late = LongTicks(traces, completions)
+        self._frozen = FrozenSensors(traces, *rests)
 
     def of(self, requests: Sequence[Completion]) -> EnergyReading:
         """Of some of them together."""
@@ -221,7 +264,7 @@ class RequestEnergies:
         found = self._slow.widened(
             self._energy.between(spans, "all", moved=moved, stretches=_stretches(requests)), spans
         )
-        return self._late.widened(found, spans)
+        return self._frozen.judged(self._late.widened(found, spans), spans)
 
 
 def _spans(requests: Sequence[Completion]) -> list[Interval]:

@@ -212,7 +212,7 @@ def _request_energies(run: RunData, trial: Trial) -> Iterable[_Energy]:
     shared = shared_time(done)
     if own.lost:
         return [(None, None, "missing", meter, shared.get(i) or own.lost) for i in column_of(done, "request_id")]
-    energies = RequestEnergies(own.traces, meter, done)
+    energies = RequestEnergies(own.traces, meter, done, own.rests)
     return [
         (None, None, "missing", meter, shared[c.request_id])
         if c.request_id in shared

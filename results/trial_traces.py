@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from results.frozen_power import may_stand
 from results.packed import column_of
 from results.records import PowerTrace
 from results.runs import RunData
-from results.trace_files import TraceFileError
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, TraceFileError
 from results.trials import Trial
 
 NO_TRACES = "the trial has no trace file"
@@ -15,11 +16,15 @@ LOST_TRACES = "the trial's trace file is damaged, absent or another trial's; its
 
 
 class TrialTraces(NamedTuple):
-    """meter: the trial's first, None where none was read. lost: why there are no traces, where there should be."""
+    """meter: the trial's first, None where none was read. lost: why there are no traces, where there should be.
+
+    rests: of the idle times before and after it, where a sensor shows one value for so long that it may stand still.
+    """
 
     meter: str | None
     traces: tuple[PowerTrace, ...] = ()
     lost: str | None = None
+    rests: tuple[tuple[PowerTrace, ...], tuple[PowerTrace, ...]] = ((), ())
 
 
 def traces_of(run: RunData, trial: Trial) -> TrialTraces:
@@ -29,7 +34,9 @@ def traces_of(run: RunData, trial: Trial) -> TrialTraces:
         return TrialTraces(None)
     try:
         traces = run.load_traces(trial.trial_id)
-        return TrialTraces(meter, traces, None if traces else NO_TRACES)
+        parts = run.load_parts(trial.trial_id) if any(may_stand(t) for t in traces) else {}
+        rests = (parts.get(IDLE_BEFORE, ()), parts.get(IDLE_AFTER, ()))
+        return TrialTraces(meter, traces, None if traces else NO_TRACES, rests)
     except TraceFileError as error:
         run.lost_traces[trial.trial_id] = str(error)
         return TrialTraces(meter, lost=LOST_TRACES)
