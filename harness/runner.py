@@ -15,7 +15,7 @@ from harness.plan import Plan
 from harness.run_parts import RunParts
 from harness.schema import MAX_REPEATS
 from harness.session import Traces
-from harness.stopping import Endurance, StoppingRule, stopping_rule
+from harness.stopping import Endurance, StoppingRule, lost_and_needed, rule_of_cell, standing
 from results.cells import CLOCK_LIMITS_CHANGED, CONTENDED, THROTTLED
 from results.requests import requests_sha256, whole_requests
 from results.store import Store, StoreError
@@ -232,14 +232,8 @@ def run_outcome(plan: Plan, trials: Sequence[Trial]) -> RunOutcome:
     own: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
         own[trial.cell_id].append(trial)
-    found = [own[c.cell.cell_id] for c in plan.cells if not rule_of(plan, c).enough(standing(own[c.cell.cell_id]))]
-    n_lost = sum(trial.is_lost for one in found for trial in one)
+    n_lost = sum(lost_and_needed(rule_of(plan, c), own[c.cell.cell_id]) for c in plan.cells)
     return outcome_of(trials)._replace(n_lost=n_lost, n_spare=sum(t.is_lost for t in trials) - n_lost)
-
-
-def standing(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that no lost device took."""
-    return [trial for trial in trials if not trial.is_lost]
 
 
 def no_figure_so_far(trials: Sequence[Trial], max_foreign_cpu_share: float) -> str | None:
@@ -267,8 +261,7 @@ def are_contended(trials: Sequence[Trial]) -> bool:
 
 
 def rule_of(plan: Plan, cell_plan: CellPlan) -> StoppingRule:
-    """A modelled device gives the same figures every time: one trial says all, and repeats would feign precision."""
-    return stopping_rule(plan.protocol.for_modelled() if cell_plan.is_modelled else plan.protocol)
+    return rule_of_cell(plan.protocol, cell_plan.is_modelled)
 
 
 def trial_order(plan: Plan) -> Iterator[tuple[CellPlan, int]]:

@@ -86,7 +86,23 @@ class Endurance:
         return None
 
 
+def standing(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that no lost device took."""
+    return [trial for trial in trials if not trial.is_lost]
+
+
+def lost_and_needed(rule: StoppingRule, trials: Sequence[Trial]) -> int:
+    """How many of a cell's trials a resume measures again: those that a lost device took, and none where the others
+    suffice."""
+    return 0 if rule.enough(standing(trials)) else sum(trial.is_lost for trial in trials)
+
+
 def stopping_rule(protocol: TrialProtocol) -> StoppingRule:
     if isinstance(protocol.stop, EnduranceSpec):
         return Endurance(protocol.stop)
     return IntervalWidth(protocol.stop) if protocol.stop else FixedRepeats(protocol.repeats)
+
+
+def rule_of_cell(protocol: TrialProtocol, is_modelled: bool) -> StoppingRule:
+    """A modelled device gives the same figures every time: one trial says all, and repeats would feign precision."""
+    return stopping_rule(protocol.for_modelled() if is_modelled else protocol)

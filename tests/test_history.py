@@ -209,12 +209,8 @@ def test_a_figure_in_the_index_is_the_mean_of_the_tables(runs: Path) -> None:
     for row in frame[frame["mean"].notna()].to_dict("records"):
         own = [f for f in points[row["cell"]].figures if f.metric == row["metric"] and f.phase in (row["phase"], None)]
         for figure in own:
-            assert (figure.mean, figure.n, figure.unit, figure.method) == (
-                pytest.approx(row["mean"]),
-                row["n"],
-                row["unit"],
-                row["method"],
-            )
+            assert figure.mean == pytest.approx(row["mean"])
+            assert (figure.n, figure.unit, figure.method) == (row["n"], row["unit"], row["method"])
             compared += 1
     assert compared >= 14
 
@@ -330,14 +326,14 @@ def test_a_bar_of_two_trials_that_scatter_reaches_below_no_0_and_hides_no_line(t
     with open_history(tmp_path) as found:
         (e2e,) = [f for f in found.cells("run1")[0].figures if f.metric == "e2e"]
     assert e2e.interval is not None
-    assert e2e.interval == (0.0, pytest.approx(10.5 + 12.7062 * 9.5, rel=1e-4))
+    assert list(e2e.interval) == pytest.approx([0.0, 10.5 + 12.7062 * 9.5], rel=1e-4)
     assert listed(tmp_path, "--html", str(tmp_path / "page.html")).code == 0
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "Bars that end at three times the point farthest from 0 are longer" in text
     assert '<td class="number">[0, 130]</td>' in text
     drawn = drawn_points(text, "time of a request")
     assert [point["value"] for point in drawn] == pytest.approx([1.005, 10.5, 1.005])
-    assert (drawn[1]["low"], drawn[1]["high"]) == (0.0, pytest.approx(3 * 10.5))
+    assert [drawn[1]["low"], drawn[1]["high"]] == pytest.approx([0.0, 3 * 10.5])
 
 
 @pytest.mark.parametrize(

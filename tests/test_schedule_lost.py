@@ -162,3 +162,12 @@ def test_whether_a_device_was_lost_stands_in_the_run(tmp_path: Path) -> None:
         folder = write_run(tmp_path / f"lost-{lost}", [cell("c1")], [made_trial("c1", 0, 1.0), failed(lost)])
         assert found.has_lost(folder) == lost
     assert not found.has_lost(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("n_there", "lost"), [(2, True), (3, False)])
+def test_what_the_stopping_rule_does_not_need_is_not_measured_again(tmp_path: Path, n_there: int, lost: bool) -> None:
+    """Three of equal length are enough. Of the run that lost one beside them, the next pass measured nothing."""
+    trials = [made_trial("c1", repeat, 1.0) for repeat in (0, 2, 3)[:n_there]]
+    stop = {"stop": {"min_repeats": 3, "max_repeats": 10}}
+    folder = write_run(tmp_path / "run", [cell("c1")], [*trials, failed(lost=True)], protocol=stop)
+    assert RealWorld(tmp_path, Book(tmp_path), lambda text: None).has_lost(folder) == lost

@@ -18,7 +18,7 @@ from harness.fleet.view import FleetView
 from harness.fleet.work import PlanWork
 from harness.opening import check_folder, check_is_begun_so, check_same_plan, new_info
 from harness.plan import Plan
-from harness.runner import standing
+from harness.stopping import standing
 from harness.tuning.tuned_plans import why_another_phone
 from results.database import UnwrittenError
 from results.disk_errors import remedy_of

@@ -79,7 +79,7 @@ class World(TypingProtocol):
     def holds_run(self, folder: Path) -> bool: ...
 
     def has_lost(self, folder: Path) -> bool:
-        """Whether trials of the run there have failed because their device was lost."""
+        """Whether a resume of the run there measures trials again that failed because their device was lost."""
         ...
 
     def devices(self, entry: Entry) -> AbstractContextManager[None]:

@@ -20,9 +20,12 @@ from harness.only_devices import put_on_devices
 from harness.schedule.due import Ended, NotNowError, sha256_of
 from harness.schedule.entries import Book, Entry
 from harness.schedule.phones import make_ready, reach, run_program, switch
+from harness.schema import PROTOCOL
+from harness.stopping import lost_and_needed, rule_of_cell
 from harness.sweep import PathError, set_value
 from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN
 from harness.variables import is_carried
+from results.cells import trials_of
 from results.database import DATABASE, StoreError
 from results.own_python import own_module
 from results.records import MODEL_PREFIX
@@ -59,9 +62,14 @@ class RealWorld:
     def has_lost(self, folder: Path) -> bool:
         try:
             with Store.view(folder) as store:
-                return any(trial.is_lost for trial in store.trials())
+                run = store.data()
         except StoreError:
             return False
+        protocol = PROTOCOL.read(run.info.plan.get("protocol", {}))
+        return any(
+            lost_and_needed(rule_of_cell(protocol, cell.device.startswith(MODEL_PREFIX)), own)
+            for cell, own in zip(run.cells, trials_of(run).values(), strict=True)
+        )
 
     @contextmanager
     def devices(self, entry: Entry) -> Iterator[None]:
