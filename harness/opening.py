@@ -16,6 +16,7 @@ from harness.run_parts import RunParts
 from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
 from harness.tuning.tuned_plans import why_another_phone
+from results.database import UnwrittenError
 from results.environments import Build, Environment
 from results.run_folders import check_can_be_made, check_free_space, check_holds_run, check_is_folder
 from results.runs import Input, RunInfo
@@ -96,6 +97,8 @@ def check_folder(directory: Path, resume: bool) -> None:
         there = Store.holds_run(directory)
         if resume:
             check_holds_run(directory)
+    except UnwrittenError:
+        raise  # to begin another run there would help nobody
     except StoreError as error:
         raise StoreError(
             f"--resume: {error}, or leave --resume out to begin a run" if resume else str(error)

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from results.disk_errors import is_io_error
+from results.disk_errors import is_full, is_io_error
 from results.sealed_rows import BrokenSealError, has_table, seal_all
 
 SCHEMA_VERSION: Final = 7
@@ -91,8 +91,17 @@ def damage_told(path: Path, sealed: bool = False) -> Iterator[None]:
                 f"{path.parent} was written by a newer joulebench ({unknown[0]} is not known here); update joulebench"
             ) from error
         raise StoreError(damaged(path, error)) from error
-    except (sqlite3.Error, UnicodeDecodeError, BrokenSealError) as error:
+    except sqlite3.Error as error:
+        raise unusable(path, error) from error
+    except (UnicodeDecodeError, BrokenSealError) as error:
         raise StoreError(damaged(path, error)) from error
+
+
+def unusable(path: Path, error: sqlite3.Error) -> StoreError:
+    """Of a database that SQLite cannot open, read or write. On a full disk it may be sound."""
+    if is_full(error):
+        return UnwrittenError(f"{path} cannot be used, for its disk is full ({error}); make room")
+    return StoreError(damaged(path, error))
 
 
 def damaged(path: Path, error: object) -> str:

@@ -8,6 +8,8 @@ import sqlite3
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTCONN)
+ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""What SQLite says on a full disk: of a file, and of the memory that several processes share of it."""
 PRIMARY_CODE = 0xFF
 """Of SQLite's extended codes."""
 
@@ -27,14 +29,19 @@ def remedy_of(error: OSError | sqlite3.Error) -> str:
     return "see that it can be written"
 
 
+def is_full(error: object) -> bool:
+    """Whether SQLite found no room."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) in ROOM
+
+
 def is_io_error(error: object) -> bool:
-    """Whether SQLite could not read or write the disk."""
-    return isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_IOERR
+    """Whether SQLite could not read or write the disk, for another reason."""
+    return isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_IOERR and not is_full(error)
 
 
 def _of_database(error: sqlite3.Error) -> str:
     code = _code(error)
-    if code == sqlite3.SQLITE_FULL:
+    if is_full(error):
         return "make room"
     if code == sqlite3.SQLITE_IOERR:
         # A quota, and a limit on the size of files, are no full disk to SQLite.

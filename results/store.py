@@ -39,6 +39,7 @@ from results.database import (
     opened_for_writing,
     schema_version,
     transaction,
+    unusable,
 )
 from results.disk_errors import remedy_of
 from results.lost_trials import give_place, last_order
@@ -321,4 +322,4 @@ def _going_on(directory: Path) -> Iterator[None]:
             f"{directory} cannot be written ({error.strerror or error}); {remedy_of(error)}, or go on with a copy of it"
         ) from error
     except sqlite3.Error as error:
-        raise StoreError(damaged(directory / DATABASE, error)) from error
+        raise unusable(directory / DATABASE, error) from error

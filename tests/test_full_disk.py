@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,6 +102,28 @@ def test_a_run_that_finds_its_disk_read_only_or_full_ends_as_one_of_the_disk(
     with small_disk(tmp_path / "small", 1 << 20) as disk:
         told = joulebench("run", plan, "--out", str(disk / "run"))
         assert (told.code, "are needed; make room" in told.stderr) == (7, True)
+
+
+def test_what_needs_room_to_go_on_with_a_run_is_told_that_the_disk_is_full(
+    tmp_path: Path, finished_run: FinishedRun
+) -> None:
+    """It was told that the disk had failed: SQLite calls room for its shared memory an error of the disk. So it does
+    where a run that was killed left a journal, which the report needs."""
+    with small_disk(tmp_path / "disk", 1 << 26) as disk:
+        shutil.copytree(finished_run.directory, disk / "run", ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+        own = shutil.copy(disk / "run/run.sqlite", tmp_path)
+        with contextlib.closing(sqlite3.connect(own)) as killed:
+            with killed:
+                killed.execute("INSERT INTO meta VALUES ('last of all', '')")
+            for name in ("run.sqlite", "run.sqlite-wal"):
+                shutil.copy(tmp_path / name, disk / "run")
+        (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free))
+        resumed = joulebench("run", str(finished_run.plan), "--resume", "--out", str(disk / "run"))
+        reported = joulebench("report", str(disk / "run"), "--out", str(tmp_path / "elsewhere"))
+        (disk / "filler").unlink()
+        assert joulebench("report", str(disk / "run"), "--out", str(tmp_path / "elsewhere")).code == 0
+    for told in (resumed, reported):
+        assert (told.code, "failed" in told.stderr, "make room" in told.stderr) == (7, False, True), told.stderr
 
 
 def test_a_bundle_without_room_says_so_and_leaves_nothing(full_disk: Path, finished_run: FinishedRun) -> None:

@@ -127,9 +127,20 @@ def test_a_long_text_has_many(form: str) -> None:
             ),
             "z" * 10_000,
         ),
+        (lambda: made(model=BUNDLED_FORM["model"] | {"continuing_subword_prefix": "##", "merges": []}), "z" * 10_000),
         (swallowing, "<|end|>" + " " * 10_000),
     ],
-    ids=("unknown in one", "strips", "replaces runs", "replaces", "removes", "blanks", "bytes without tokens", "token"),
+    ids=(
+        "unknown in one",
+        "strips",
+        "replaces runs",
+        "replaces",
+        "removes",
+        "blanks",
+        "bytes without tokens",
+        "parts",
+        "token",
+    ),
 )
 def test_what_may_be_swallowed_bounds_nothing(tokenizer: Callable[[], tokenizers.Tokenizer], text: str) -> None:
     """Each of these gives ten thousand characters next to no token."""

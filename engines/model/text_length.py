@@ -64,6 +64,8 @@ def _longest_of(form: dict[str, Any]) -> int | None:
     keeps = all(one["type"] in KEEP or (one["type"] == "Split" and one["behavior"] != "Removed") for one in steps)
     if model.get("type") != "BPE" or not keeps:
         return None
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return None  # a byte at such a place is another token, which may not be there
     vocabulary = model["vocab"]
     if any(one["type"] == "ByteLevel" for one in steps):
         # Here each byte is written as one character.
