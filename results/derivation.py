@@ -27,7 +27,7 @@ from results.intervals import Interval, joined, outside
 from results.long_ticks import LongTick, long_ticks, told
 from results.peak_power import p90_power
 from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
-from results.rest import MAX_STILL_SIGMA, MAX_STILL_TIME
+from results.rest import MAX_STILL_SIGMA, MAX_STILL_TIME, taken_instead
 from results.slow_gauges import SlowGauge, slow_gauge
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 
@@ -186,16 +186,18 @@ class FrozenSensors:
             return reading
         is_total = reading.component == "total"
         parts = [t for t in self._traces if t.meter == reading.meter]
-        parts = [t for t in parts if (t.additive if is_total else t.component == reading.component)]
-        own = [found for found in self._found if any(found.trace is t for t in parts)]
+        chosen = [t for t in parts if (t.additive if is_total else t.component == reading.component)]
+        if is_total:
+            chosen = [taken_instead(t, parts) or t for t in chosen]
+        own = [found for found in self._found if any(found.trace is t for t in chosen)]
         for found in own:
             still_s = found.within_s(spans)
             shown_j = float(found.trace.values.mean()) * still_s
-            is_notable = len(parts) == 1 or shown_j > SMALL_SHARE * reading.energy_j
+            is_notable = len(chosen) == 1 or shown_j > SMALL_SHARE * reading.energy_j
             if found.is_sure and is_notable and still_s > MAX_STILL_TIME * reading.duration_s:
                 return _without_joules(reading, found.told)
         # Where other parts move, one that does not may have nothing to do.
-        told = [f.told for f in own if (f.is_sure or len(own) == len(parts)) and f.within_s(spans) > 0]
+        told = [f.told for f in own if (f.is_sure or len(own) == len(chosen)) and f.within_s(spans) > 0]
         return reading.model_copy(update={"remark": "; ".join(filter(None, [reading.remark, *told])) or None})
 
 

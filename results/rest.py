@@ -70,8 +70,8 @@ def moving_of(additive: Sequence[PowerTrace], traces: Sequence[PowerTrace]) -> t
     """
     remarks, replaced = [], []
     for trace in additive:
-        power = _power_beside(trace, traces)
-        if at_rest(trace) and power is not None and np.any(power.values):
+        power = taken_instead(trace, traces)
+        if power is not None:
             remarks.append(f"{trace.component}: {showing(trace)} all the time; its power sensor's joules are taken")
             trace = replace(power, additive=True)
         replaced.append(trace)
@@ -146,6 +146,12 @@ def showing(trace: PowerTrace) -> str:
 
 def lowest_w(trace: PowerTrace) -> str:
     return f"{float(trace.values.min()):.3g} W"
+
+
+def taken_instead(trace: PowerTrace, traces: Sequence[PowerTrace]) -> PowerTrace | None:
+    """The power samples whose joules stand for those of a counter that never moved; None where its own do."""
+    power = _power_beside(trace, traces)
+    return power if at_rest(trace) and power is not None and np.any(power.values) else None
 
 
 def _power_beside(trace: PowerTrace, traces: Sequence[PowerTrace]) -> PowerTrace | None:

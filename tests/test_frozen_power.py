@@ -133,3 +133,14 @@ def test_requests_have_no_joules_either_where_the_window_has_none() -> None:
         for i, at_s in enumerate((1.0, 5.0))
     ]  # fmt: skip
     assert RequestEnergies([read], "m", done, ([before], [after])).of(done[:1]).energy_j is None
+
+
+@pytest.mark.parametrize("noise_w", [0.0, 0.3])
+def test_a_driver_that_hangs_stops_counter_and_sensor_alike(noise_w: float) -> None:
+    """The joules of a counter that never moved are its power sensor's, unless that stood still too."""
+    power = part(np.full(len(TIMES_S), IDLE_W), 0.001, noise_w, component="gpu0 power")
+    power = [replace(t, additive=False) for t in power]
+    counter = [replace(t, component="gpu0", kind="counter", additive=True, values=0 * t.values + 5.0) for t in power]
+    reading = total(counter, power)
+    assert (reading.energy_j, reading.net_energy_j) == (None, None)
+    assert "gpu0 power" in str(reading.reason)
