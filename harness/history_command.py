@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -40,7 +41,7 @@ AHEAD = timedelta(hours=1)
 """Clocks of two machines may be so far apart."""
 EARLIEST = "2025-01-01"
 """No run was made before: a machine without a battery for its clock begins in 1970."""
-NO_RUN = "holds no run yet; `joulebench run PLAN --out {}/NAME` makes one"
+NO_RUN = "holds no run yet; `joulebench run PLAN --out {}` makes one"
 
 HistoryFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder of runs, which lie at most four folders down.")
@@ -96,7 +97,7 @@ def opened(directory: Path, given_by: str = "") -> History:
     for told_date in _odd_dates(found):
         typer.echo(printable(told_date), err=True)
     if not found.runs:
-        what = "every run of it was skipped" if found.skipped else NO_RUN.format(directory)
+        what = "every run of it was skipped" if found.skipped else NO_RUN.format(shlex.quote(str(directory / "NAME")))
         fail(f"{directory}: {what}", EXIT_BAD_PLAN)
     return found
 

@@ -143,12 +143,18 @@ def open_run(
     """Open the report of a run in the browser. It is a file: nothing is served."""
     import webbrowser
 
+    from results.database import StoreError
+    from results.run_folders import check_holds_run
+
     page = directory / "report.html" if directory.is_dir() else directory
     if not page.is_file():
-        remedy = (
-            f"`joulebench report {shlex.quote(str(directory))}` writes it" if directory.is_dir() else "no such file"
-        )
-        fail(f"{page}: is not there; {remedy}", EXIT_BAD_PLAN)
+        if not directory.is_dir():
+            fail(f"{page}: is not there; no such file", EXIT_BAD_PLAN)
+        try:
+            check_holds_run(directory)
+        except StoreError as error:
+            fail(str(error), EXIT_BAD_PLAN)
+        fail(f"{page}: is not there; `joulebench report {shlex.quote(str(directory))}` writes it", EXIT_BAD_PLAN)
     if page.suffix != ".html":
         fail(f"{page}: is no page; give the folder of a run", EXIT_BAD_PLAN)
     typer.echo(printable(str(page.absolute())))

@@ -6,6 +6,7 @@ import ast
 import inspect
 import os
 import re
+import shutil
 import stat
 from pathlib import Path
 from typing import get_args
@@ -261,4 +262,8 @@ def test_where_it_is_not_written_and_what_open_says(finished_run: FinishedRun, t
     page = finished_run.directory / "report.html"
     assert joulebench("open", str(finished_run.directory), "--print").stdout.strip() == str(page)
     lacking = joulebench("open", str(tmp_path))
+    assert (lacking.code, "holds no run (run.sqlite is absent)" in lacking.stderr) == (2, True)
+    (tmp_path / "run").mkdir()
+    shutil.copy(finished_run.directory / "run.sqlite", tmp_path / "run")
+    lacking = joulebench("open", str(tmp_path / "run"))
     assert (lacking.code, "joulebench report" in lacking.stderr) == (2, True)

@@ -235,6 +235,7 @@ def test_trials_that_failed_or_are_marked_are_counted_and_in_no_mean(tmp_path: P
         (("{}/nowhere",), "nowhere is not there; give the folder that holds the folders of runs"),
         (("{}/run000",), "run000 is one run, and no folder of runs; give the folder above it"),
         (("{}/empty",), "holds no run yet; `joulebench run PLAN --out"),
+        (("{}/two words",), "/two words/NAME'` makes one"),
         (("{}", "--plan", "other"), "--plan other: no run of"),
         (("{}", "--device", "phone"), "it has host"),
         (("{}", "--html", "{}/run000/run.sqlite/page.html"), "cannot be written"),
@@ -242,7 +243,8 @@ def test_trials_that_failed_or_are_marked_are_counted_and_in_no_mean(tmp_path: P
     ],
 )
 def test_bad_input_is_one_line(runs: Path, arguments: tuple[str, ...], said: str) -> None:
-    (runs / "empty").mkdir(exist_ok=True)
+    for name in ("empty", "two words"):
+        (runs / name).mkdir(exist_ok=True)
     found = joulebench("history", *(argument.format(runs) for argument in arguments))
     assert found.code in (2, 7)
     (line,) = found.problems
