@@ -53,7 +53,8 @@ def plausible_power(watts: Array) -> tuple[NDArray[np.bool_], str | None]:
         "below 0 W, as of a battery that takes a charge": below,
         f"not in {MIN_POWER_W:g} to {MAX_POWER_W:g} W, which a phone draws": finite & ~below & ~plausible,
     }
-    told = ", ".join(f"{int(which.sum())} are {what}" for what, which in kinds.items() if which.any())
+    counts = {what: int(which.sum()) for what, which in kinds.items()}
+    told = ", ".join(f"{n} {'is' if n == 1 else 'are'} {what}" for what, n in counts.items() if n)
     return plausible, f"of {len(watts)} readings {told}: left out" if told else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.gauges import observed_update_period_s, renewed_readings, stuck_stretches_s
+from devices.gauges import observed_update_period_s, plausible_power, renewed_readings, stuck_stretches_s
 
 
 def test_the_update_period_is_seen_through_repeated_samples() -> None:
@@ -33,3 +33,13 @@ def test_a_repeated_reading_is_kept_once_an_update_and_at_the_ends() -> None:
     at_s = np.arange(20, dtype=np.float64) / 16
     shown = np.select([at_s < 0.25, at_s < 0.5], [1.0, 2.0], 3.0)
     assert at_s[renewed_readings(at_s, shown, 0.25)].tolist() == [0.0, 0.25, 0.5, 0.75, 1.0, 1.1875]
+
+
+def test_what_is_said_of_readings_that_are_left_out_counts_each_kind() -> None:
+    """ "1 are no number" stood there."""
+    shown = np.array([3.0, np.nan, -2.0, -1.0, 99.0])
+    plausible, told = plausible_power(shown)
+    assert plausible.tolist() == [True, False, False, False, False]
+    assert str(told).startswith("of 5 readings 1 is no number, 2 are below 0 W,")
+    assert ", 1 is not in 0.05 to 25 W" in str(told)
+    assert plausible_power(shown[:1])[1] is None
