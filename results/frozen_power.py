@@ -8,7 +8,6 @@ Where they are coarse, a load that costs less than a step looks the same: then b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from results.intervals import Interval
-from results.liveness import FINE_STEP, STUCK_UPDATES, stuck_runs
+from results.liveness import STUCK_UPDATES, is_fine, stuck_runs
 from results.records import PowerTrace
 from results.units import format_duration
 
@@ -25,8 +24,6 @@ Array = NDArray[np.float64]
 
 SURE_UPDATES = 60
 """A sensor that lives does not show one value for so many, even if it repeats itself four times of five."""
-STEPS = (1.0, 2.0, 2.5, 5.0)
-"""Times a power of ten: what sensors count by."""
 
 
 class FrozenPower(NamedTuple):
@@ -72,7 +69,7 @@ def frozen_power(trace: PowerTrace, before: Sequence[PowerTrace], after: Sequenc
         n_updates = sum(float(one.times_s[-1] - one.times_s[0]) for one in recordings) / period_s
         at_rest = ", at rest too," if len(recordings) > 1 else ""
         same = f"{name}: all of its {len(watts)} readings{at_rest} show {watts[0]:.6g} W to the last digit"
-        if n_updates >= SURE_UPDATES and _coarsest_step_w(trace) <= FINE_STEP * abs(watts[0]):
+        if n_updates >= SURE_UPDATES and is_fine(float(watts[0]), trace.resolution):
             what = f"{same}, and a load has noise: the sensor stood still, which is no measurement"
             return FrozenPower(trace, whole, f"{what} (measure again; look at the driver)", is_sure=True)
         if not all(sides):
@@ -106,14 +103,6 @@ def _period_s(trace: PowerTrace) -> float:
 def _same(trace: PowerTrace, traces: Sequence[PowerTrace]) -> list[PowerTrace]:
     found = [t for t in traces if (t.meter, t.component, t.kind) == (trace.meter, trace.component, trace.kind)]
     return [t for t in found if len(t.values) > 1]
-
-
-def _coarsest_step_w(trace: PowerTrace) -> float:
-    """The largest step that the one value it shows is a multiple of: what a driver states may be only its unit."""
-    value = abs(float(trace.values[0]))
-    top = math.floor(math.log10(value))
-    steps = (step * 10.0**k for k in range(top - 5, top + 1) for step in STEPS)
-    return max([trace.resolution, *(s for s in steps if abs(value / s - round(value / s)) < 1e-6 and s <= value)])
 
 
 def _stuck_s(trace: PowerTrace, sides: Sequence[Sequence[PowerTrace]]) -> tuple[Interval, ...]:

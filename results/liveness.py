@@ -43,6 +43,10 @@ STUCK_BY_CHANCE = 1e-6
 """That a living sensor repeats itself so often."""
 FINE_STEP = 1e-3
 """Of its value: noise alone changes a finer reading."""
+HANGS = 0.9
+"""Of the readings while a counter stands show one value: those at both ends may be of before and after."""
+STEPS = (1.0, 2.0, 2.5, 5.0)
+"""Times a power of ten: what sensors count by."""
 QUIET_UPDATES, MOSTLY_QUIET = 2, 0.5
 """A value that stands for so many; a sensor that does so for so much of the time has no noise of its own steps."""
 HIDDEN_MARGIN = 1.5
@@ -121,6 +125,7 @@ class Beside(NamedTuple):
     """Readings further apart than this say nothing of what is between."""
     late_s: float
     """How late it may show a change of the power."""
+    resolution: float
     variance_j2: Callable[[Array], float] | None = None
     """What its readings leave open of intervals [n, 2], besides."""
 
@@ -136,6 +141,8 @@ class Beside(NamedTuple):
         shown_w = self.watts[near]
         if np.any(shown_w == 0) or self._is_stuck(near):
             return None
+        if end_s - start_s >= STUCK_UPDATES * self.late_s and self._hangs(self.watts[first:last]):
+            return None
         joules = float(np.diff(np.interp([start_s, end_s], self.times_s, self.energy_j))[0])
         change_w = float(np.ptp(shown_w))
         left_open_j2 = self.variance_j2(np.array([[start_s, end_s]])) if self.variance_j2 is not None else 0.0
@@ -148,6 +155,11 @@ class Beside(NamedTuple):
         """Of what flowed between the first and the last of these times [n], how much did from each to the next."""
         flowed_j = np.diff(np.interp(at_s, self.times_s, self.energy_j))
         return np.asarray(flowed_j / flowed_j.sum())
+
+    def _hangs(self, shown_w: Array) -> bool:
+        """Whether a sensor of fine steps moves no more than the counter did: their driver may hang."""
+        usual_w = float(np.median(shown_w))
+        return float(np.mean(shown_w == usual_w)) >= HANGS and is_fine(usual_w, self.resolution)
 
     def _is_stuck(self, near: slice) -> bool:
         """Whether it repeats a value in there for much longer than anywhere else."""
@@ -296,6 +308,15 @@ def stuck_runs(trace: PowerTrace) -> list[tuple[int, int]]:
         if watts[i] != 0 and by_chance < math.log(STUCK_BY_CHANCE) and not may_rest:
             found.append((i, j))
     return found
+
+
+def is_fine(watts: float, stated_w: float) -> bool:
+    """Whether noise alone changes this reading of a sensor: the largest step that it is a multiple of is small. What a
+    driver states may be only its unit."""
+    top = math.floor(math.log10(abs(watts)))
+    steps_w = [stated_w, *(step * 10.0**k for k in range(top - 5, top + 1) for step in STEPS)]
+    coarsest_w = max(w for w in steps_w if w == stated_w or abs(watts / w - round(watts / w)) < 1e-6)
+    return coarsest_w <= FINE_STEP * abs(watts)
 
 
 def _step_w(steps_w: Array, stated_w: float) -> float:

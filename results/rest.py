@@ -175,7 +175,7 @@ def beside_of(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
     if curve.watts is not None and not curve.is_flat and power.averaged_s is None:
         left_open = PowerErrors(replace(power, times_s=curve.times_s, values=curve.watts)).variance_j2
     gain = power.relative_accuracy or 0.0
-    return Beside(curve.times_s, curve.energy_j, *seen, gain, within_s, late_s, left_open)
+    return Beside(curve.times_s, curve.energy_j, *seen, gain, within_s, late_s, power.resolution, left_open)
 
 
 def stood_still(trace: PowerTrace, stands: Sequence[Stand], edges: Array, n_alike: int) -> tuple[float, Stood | None]:

@@ -24,7 +24,7 @@ def sensor(watts: Array | None = None, kept: NDArray[np.bool_] = ALL) -> Beside:
     """It knows the power to 3 %, and shows it up to 100 ms late."""
     watts = np.full(len(TIMES_S), WATTS) if watts is None else watts
     energy_j = np.concatenate([[0.0], np.cumsum(watts[:-1] * np.diff(TIMES_S))])
-    return Beside(TIMES_S, energy_j, TIMES_S[kept], watts[kept], 0.03, gap_s=0.5, late_s=0.1)
+    return Beside(TIMES_S, energy_j, TIMES_S[kept], watts[kept], 0.03, gap_s=0.5, late_s=0.1, resolution=0.0)
 
 
 def test_it_says_so_much_and_is_off_by_its_gain() -> None:

@@ -144,3 +144,16 @@ def test_a_driver_that_hangs_stops_counter_and_sensor_alike(noise_w: float) -> N
     reading = total(counter, power)
     assert (reading.energy_j, reading.net_energy_j) == (None, None)
     assert "gpu0 power" in str(reading.reason)
+
+
+def test_a_sensor_that_shows_one_value_while_its_counter_stands_confirms_nothing() -> None:
+    """Both stop 0.2 s before the window. The sensor's 200 J were taken for the counter's."""
+    update_s = 0.1
+    shown_s = np.floor(TIMES_S / update_s + 1e-9) * update_s
+    joules = 20.0 * (np.minimum(shown_s, -0.2) + 0.5)
+    living_w = 20.0 + np.repeat(noise(TIMES_S[::2], 0.3), 2)[: len(TIMES_S)]
+    watts = np.where(shown_s < -0.2, living_w, IDLE_W)
+    for shown_w, has_energy in ((watts, False), (living_w, True)):
+        power = replace(sensor(TIMES_S, shown_w, 0.001, "gpu0 power"), additive=False, update_period_s=update_s)
+        counter = replace(sensor(TIMES_S, joules, 0.001, "gpu0"), kind="counter", update_period_s=update_s)
+        assert (total([counter], [power]).energy_j is not None) is has_energy

@@ -34,7 +34,7 @@ def sensor(from_s: float, to_s: float, shown_w: float = WATTS) -> Beside:
     """It knows the power to 3 %."""
     times_s = np.arange(from_s, to_s + 1e-9, APART_S, dtype=np.float64)
     watts = np.full(len(times_s), shown_w)
-    return Beside(times_s, shown_w * (times_s - from_s), times_s, watts, 0.03, gap_s=0.5, late_s=0.1)
+    return Beside(times_s, shown_w * (times_s - from_s), times_s, watts, 0.03, gap_s=0.5, late_s=0.1, resolution=0.0)
 
 
 def test_a_sensor_beside_a_counter_that_lost_all_says_what_flowed_as_well_as_it_knows() -> None:
