@@ -165,7 +165,7 @@ def test_joules_of_a_device_that_was_opened(device: AndroidDevice) -> None:
 
 
 SLEEPER = """#!/bin/bash
-[ "$1" = power ] || exec "$PHONE/bin/dumpsys.of" "$@"
+[ "$1" = power ] || exec "$PHONE/answering/dumpsys" "$@"
 read -r up x </proc/uptime; read -r slept_ms <"$PHONE/slept_ms"
 echo "  mWakefulness=Asleep"; echo "  mLastWakeTime=7 ($((10#${up/./}*10 - slept_ms - 7)) ms ago)"
 """
@@ -176,7 +176,8 @@ def test_a_phone_that_slept_in_a_window_marks_it(
 ) -> None:
     """Its uptime is this machine's, and it slept for as long as the test says."""
     monkeypatch.setattr(state, "LONGEST_DUMP_S", 60.0)  # a busy machine takes long for a dump
-    (fake.root / "bin" / "dumpsys").rename(fake.root / "bin" / "dumpsys.of")
+    (fake.root / "answering").mkdir()
+    (fake.root / "bin" / "dumpsys").rename(fake.root / "answering" / "dumpsys")  # it answers by its name
     fake.file("/bin/dumpsys", SLEEPER).chmod(0o755)
     seen = []
     for slept_ms in (5_000, 305_000):
