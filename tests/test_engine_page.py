@@ -321,17 +321,16 @@ def test_other_figures_of_the_page_are_those_of_their_measurements() -> None:
     assert experts.conditions.startswith("16 experts")
     assert dense.conditions.startswith("dense")
     assert f"16 experts keep {experts.ratio:.2f} in int8 by int8, and the dense model {dense.ratio:.2f} in f32" in text
-    floats, by_int8 = (
-        chosen("long-prompts", "prefill", "1024", form, "prompt 16384", INTEL) for form in ("f32", "int8 by int8")
-    )
-    assert len(floats) == len(by_int8) == 2
+    of_all = [
+        chosen("long-prompts", "prefill", "1024", form, "prompt 16384", INTEL)
+        for form in ("f32", "int8 by int8", "int8 by int8 with int8 attention")
+    ]
+    assert [len(of_form) for of_form in of_all] == [3, 3, 3]
+    floats, by_int8, in_int8 = (ratios(of_form, 2) for of_form in of_all)
     assert (
-        f"On the Emerald Rapids 16 experts and the dense model keep {ratios(floats, 2)} in f32, and"
-        f" {ratios(by_int8, 2).replace('to', 'and')} in int8 by int8." in text
+        f"On the Emerald Rapids all three models keep {floats} in f32, {by_int8} in int8 by int8, and {in_int8} with"
+        " attention in 8 bits." in text
     )
-    in_int8 = chosen("long-prompts", "prefill", "1024", "int8 by int8 with int8 attention", "prompt 16384", INTEL)
-    assert len(in_int8) == 3
-    assert f"With attention in 8 bits all three models keep {ratios(in_int8, 2)} there." in text
 
 
 def test_the_page_quotes_what_a_cache_in_16_bits_gives() -> None:
