@@ -265,3 +265,13 @@ def test_a_zone_that_the_system_has_no_more_stops_no_other_entry(tmp_path: Path,
     happened = one_pass(book, world)
     assert [(one.name, one.kind, one.code) for one in happened] == [("a", "failed", 2), ("b", "done", 0)]
     assert "does not know its time zone US/Gone any more: install it" in happened[0].words
+
+
+def test_an_entry_whose_zone_is_gone_does_not_run_at_the_times_it_had_before(tmp_path: Path, world: FakeWorld) -> None:
+    """It was written twice: the version before has a zone that is known, and other times."""
+    there = entry("a")
+    book = book_with(tmp_path, there)
+    book.write(Kept(entry=there.model_copy(update={"rhythm": there.rhythm.model_copy(update={"zone": "US/Gone"})})))
+    [happened] = one_pass(book, world)
+    assert (happened.kind, happened.code) == ("failed", 2)
+    assert "US/Gone" in happened.words

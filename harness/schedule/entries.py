@@ -147,19 +147,12 @@ class Book:
     def read(self, name: str) -> Kept:
         """Raises `EntryError`."""
         path = self.path(name)
-        reasons: list[str | None] = []
+        reasons = []
         for one in (path, _before(path)):
             try:
-                kept = Kept.model_validate_json(one.read_text(encoding="utf-8"))
-                zone_of(kept.entry.rhythm.zone)
-                return kept
+                return _of_known_zone(Kept.model_validate_json(one.read_text(encoding="utf-8")))
             except FileNotFoundError:
                 continue
-            except TimeError:  # an update of the system may take old names away
-                zone = kept.entry.rhythm.zone
-                reasons.append(
-                    f"this machine does not know its time zone {zone} any more: install it, as tzdata-legacy"
-                )
             except (OSError, ValidationError, UnicodeDecodeError) as error:
                 reasons.append(error.strerror if isinstance(error, OSError) else "it is no entry, or another version's")
         if not reasons:
@@ -231,6 +224,19 @@ class Book:
 def in_files(name: str) -> str:
     """An entry's name, as names of files have it."""
     return quote(name, safe="")
+
+
+def _of_known_zone(kept: Kept) -> Kept:
+    """Raises `EntryError`: an update of the system may take old names away. The entry before it may have other times."""
+    rhythm = kept.entry.rhythm
+    try:
+        zone_of(rhythm.zone)
+    except TimeError as error:
+        raise EntryError(
+            f"{kept.entry.name}: this machine does not know its time zone {rhythm.zone} any more: install it, as"
+            " tzdata-legacy, or take the entry out with `joulebench schedule remove` and `add` it with another --zone"
+        ) from error
+    return kept
 
 
 def _before(path: Path) -> Path:
