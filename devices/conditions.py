@@ -16,6 +16,7 @@ import psutil
 from devices.base import DeviceError
 from devices.boundary import library_errors
 from devices.cpu_policy import CPUS, cpu_policy
+from devices.meters.laptop_battery import POWER_SUPPLY, runs_on_battery
 from devices.sysfs import read_word
 from results.environments import Conditions, Environment
 
@@ -40,14 +41,17 @@ def host_conditions(at_s: float, throttled: bool | None = None) -> Conditions:
     )
 
 
-def host_power(at_s: float) -> Conditions:
+def host_power(at_s: float, power_supply: Path = POWER_SUPPLY) -> Conditions:
     """What feeds this machine, and how long it has slept: cheap enough to be read within a window."""
     # A kernel without the class power_supply is a machine without a battery, as far as anybody can tell.
     battery = _told(lambda: psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None)
+    charging = battery.power_plugged if battery else None
+    if charging is None and runs_on_battery(power_supply):
+        charging = False  # psutil knows some names of batteries and chargers, and looks at one battery
     return Conditions(
         at_s=at_s,
         battery_percent=float(battery.percent) if battery else None,
-        charging=battery.power_plugged if battery else None,
+        charging=charging,
         suspended_s=_suspended_s(),
     )
 

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from devices.base import MeterUnavailableError
+from devices.conditions import host_power
 from devices.meters.laptop_battery import LaptopBatteryMeter
+from devices.state_watch import state_marks
 from tests.fakes.stepped_clock import stepped
 from tests.fakes.sysfs import Sysfs
 from tests.meter_windows import CLOCK, measure, read_on_grid, sleep, total
@@ -186,3 +189,15 @@ def test_battery_without_power_or_current_has_no_meter(supplies: Sysfs) -> None:
     supplies.add("BAT0", {"type": "Battery", "status": "Discharging", "voltage_now": 12_000_000})
     with pytest.raises(MeterUnavailableError, match="current_now vanished or is unreadable"):
         opened(supplies)
+
+
+@pytest.mark.parametrize(("online", "marks"), [(0, ()), (1, ("power source unknown",))])
+def test_a_laptop_whose_battery_psutil_does_not_know_is_on_it_where_its_files_say_so(
+    supplies: Sysfs, online: int, marks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psutil looks for BAT* and for two names of chargers: each trial of such a laptop was marked."""
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+    supplies.add("AC", {"online": online})
+    supplies.add("CMB1", BATTERY)
+    seen = [host_power(at_s, supplies.root) for at_s in (0.0, 1.0)]
+    assert state_marks(seen, reads_battery=True) == marks

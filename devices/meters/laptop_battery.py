@@ -70,12 +70,7 @@ class LaptopBatteryMeter(PolledMeter):
         self._batteries: list[Battery] = []
 
     def open(self) -> None:
-        self._batteries = [
-            Battery(folder)
-            for folder in sorted(self._power_supply.glob("*"))
-            # A mouse's or a phone's battery has the scope Device.
-            if read_word(folder / "type") == "Battery" and read_word(folder / "scope") != "Device"
-        ]
+        self._batteries = batteries_of(self._power_supply)
         if not self._batteries:
             raise MeterUnavailableError(f"battery: none under {self._power_supply}; this machine has no battery")
         why = why_not_discharging(self._power_supply, self._batteries)
@@ -156,6 +151,21 @@ class LaptopBatteryMeter(PolledMeter):
         # The readings that say nothing new are left out below: gaps are those of all readings.
         gaps_s = find_gaps(times_s, self._interval_s) + stuck_stretches_s(times_s, watts, period_s) + left_out_s
         return seen.trace(self.name, self.method, times_s[kept], watts[kept], self._interval_s, gaps_s, left_out)
+
+
+def batteries_of(power_supply: Path) -> list[Battery]:
+    """The machine's own: a mouse's or a phone's has the scope Device."""
+    return [
+        Battery(folder)
+        for folder in sorted(power_supply.glob("*"))
+        if read_word(folder / "type") == "Battery" and read_word(folder / "scope") != "Device"
+    ]
+
+
+def runs_on_battery(power_supply: Path) -> bool:
+    """False also where nobody tells, or there is none."""
+    batteries = batteries_of(power_supply)
+    return bool(batteries) and why_not_discharging(power_supply, batteries) is None
 
 
 def why_not_discharging(power_supply: Path, batteries: Sequence[Battery]) -> str | None:

@@ -227,7 +227,7 @@ def in_files(name: str) -> str:
 
 
 def _of_known_zone(kept: Kept) -> Kept:
-    """Raises `EntryError`: an update of the system may take old names away. The entry before it may have other times."""
+    """Raises `EntryError`: an update of the system may take names away. The version before may have other times."""
     rhythm = kept.entry.rhythm
     try:
         zone_of(rhythm.zone)
