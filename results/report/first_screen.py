@@ -206,11 +206,11 @@ def _value(standing: Standing, group: Group, units: PageUnits) -> str:
     return f"{format_known(value / scale, standing.stated_error)} {unit}{way}{meter}"
 
 
-# --- the pictures ----------------------------------------------------------------------------------------------------
-
-
 def _is_share(group: Group) -> bool:
     return group.score is not None and group.rising and is_share_metric(group.score)
+
+
+# --- the pictures ----------------------------------------------------------------------------------------------------
 
 
 def _score_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits) -> Panel | None:
