@@ -324,7 +324,6 @@ class ReferenceEngine:
                     self._turn_for_next(sequence, technique)
                 self._shown.start_step(0, decodes=True)
                 self._step(alive, technique, "decode", on_phase)
-                self._shown.end_step()
         except BaseException:
             self._shown.break_off()
             with suppress(EngineError):  # what ended the request is told
@@ -355,6 +354,8 @@ class ReferenceEngine:
         shares = [logits_AL] if len(read.asking) == 1 else torch.split(logits_AL, read.n_asked)
         for answer, share_AL in zip(read.asking, shares, strict=True):
             answer.take(share_AL, largest)
+        # Before its stamp: what listeners and other programs take behind it lies in no step.
+        self._shown.end_step()
         stamp(read.asking, self._now_s, on_phase)
 
     def _computed(

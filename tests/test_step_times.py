@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from itertools import pairwise
 
 import pytest
 
@@ -96,6 +98,15 @@ def test_an_engine_tells_its_decode_steps_and_adds_them_up() -> None:
     assert found.hidden_share is not None
     assert found.hidden_share < 0.25
     assert engine(BUNDLED, "on-demand", None).take_decode_steps() == ()
+
+
+def test_a_step_ends_when_its_tokens_are_known_whatever_listeners_do_then() -> None:
+    """It would lie in the time of the step before."""
+    made = engine(BUNDLED, "lru", ROOM["all"], threads=1)
+    done = made.run(request(20, 3), lambda event, at_s: time.sleep(0.05))
+    steps = made.take_decode_steps()
+    between_s = [until_s - since_s for since_s, until_s in pairwise(done.token_times_s)]
+    assert [own.duration_s <= most_s for own, most_s in zip(steps, between_s, strict=True)] == [True, True]
 
 
 def test_prefetched_copies_are_told_as_such_and_some_are_hidden() -> None:
