@@ -140,13 +140,17 @@ def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(
 
 
 def test_a_charger_that_came_and_went_within_the_window_marks_it(
-    arm: PreparedCell, fake: FakePhone, monkeypatch: pytest.MonkeyPatch, clock: HeldClock
+    arm: PreparedCell, fake: FakePhone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The status stays `discharging`, as on a weak port; neither before nor after is anything to be seen."""
     monkeypatch.setattr(arm.device, "watch_every_s", 0.2)
-    # The idle stretch before takes 1.5 s, the window as long.
-    clock.later(2.0, fake.answer, "dumpsys battery", DISCHARGING.replace("USB powered: false", "USB powered: true"))
-    clock.later(2.8, fake.answer, "dumpsys battery", DISCHARGING)
+    answer, states = arm.engine.run, iter([DISCHARGING.replace("USB powered: false", "USB powered: true"), DISCHARGING])
+
+    def charged_in_the_first(request: Request, on_phase: PhaseListener) -> Completion:
+        fake.answer("dumpsys battery", next(states))
+        return answer(request, on_phase)
+
+    monkeypatch.setattr(arm.engine, "run", charged_in_the_first)
     trial, _ = run_trial(arm, PROTOCOL, repeat=0)
     assert [c.charging for c in trial.conditions] == [False, True, False, False]
     assert trial.marks == ("charging",)
@@ -154,7 +158,7 @@ def test_a_charger_that_came_and_went_within_the_window_marks_it(
 
 @pytest.mark.parametrize("has_node", [True, False])
 def test_a_charger_of_a_second_between_two_looks_marks_the_recording(
-    arm: PreparedCell, fake: FakePhone, battery: FakeBattery, has_node: bool, clock: HeldClock
+    arm: PreparedCell, fake: FakePhone, battery: FakeBattery, has_node: bool
 ) -> None:
     """The state is looked at every 5 s; what reads the gauge sees its charger, or that its current falls, and looks."""
     online = "/sys/class/power_supply/usb/online"
@@ -164,14 +168,16 @@ def test_a_charger_of_a_second_between_two_looks_marks_the_recording(
         fake.file(online, "0\n")
         arm.device.close()
         arm.device.open()
-        clock.later(0.6, fake.file, online, "2\n")
-        clock.later(1.6, fake.file, online, "0\n")
-    else:
-        clock.later(0.6, fake.answer, "dumpsys battery", powered)
-        clock.later(1.6, fake.answer, "dumpsys battery", DISCHARGING)
-        clock.later(0.7, battery.change, per_ampere=1e5)
-        clock.later(1.6, battery.change, per_ampere=1e6)
-    recording = record(arm.device, arm.clock, 2.5, lambda left_s: None)
+
+    def tick(left_s: float) -> None:
+        is_on = 1.0 < left_s <= 2.0
+        if has_node:
+            fake.file(online, "2\n" if is_on else "0\n")
+        else:
+            fake.answer("dumpsys battery", powered if is_on else DISCHARGING)
+            battery.change(per_ampere=1e5 if is_on else 1e6)
+
+    recording = record(arm.device, arm.clock, 2.5, tick)
     assert recording.marks == ("charging",)
     seen = [c.charging for c in recording.conditions]
     assert (seen[0], seen[-1], True in seen) == (False, False, True)
@@ -194,12 +200,11 @@ DOZING = "  mWakefulness=Dozing\n"
     ],
 )
 def test_a_state_that_is_another_after_a_recording_marks_it(
-    arm: PreparedCell, fake: FakePhone, tmp_path: Path, what: str, is_now: str, mark: str, clock: HeldClock
+    arm: PreparedCell, fake: FakePhone, tmp_path: Path, what: str, is_now: str, mark: str
 ) -> None:
     fake.answer("settings get system screen_brightness", "102\n")
     put = fake.file if what.startswith("/") else fake.answer
-    clock.later(0.3, put, what, is_now)
-    recording = record(arm.device, arm.clock, 1.2, lambda left_s: None)
+    recording = record(arm.device, arm.clock, 1.2, lambda left_s: put(what, is_now))
     assert recording.marks == (mark,)
     write_recording(recording, tmp_path / "trace.parquet")
     replay = TraceReplayMeter(tmp_path / "trace.parquet", arm.clock)
