@@ -44,6 +44,7 @@ from results.store import Store
 from tests.eventually import eventually, running
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import DRAWS, FakeBattery
+from tests.fakes.held_clock import HeldClock
 from tests.fakes.machine import FakeWorkload, SpokenIds
 from tests.fakes.phone import FakePhone
 from tests.plans import FAST, raw_plan
@@ -78,7 +79,8 @@ REQUEST = Request(
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakePhone:
+def fake(tmp_path: Path, clock: HeldClock) -> FakePhone:
+    """A pause of this machine would be a gap in its gauge's readings, or a phase of its programs that lasts longer."""
     phone = FakePhone(tmp_path / "phone")
     phone.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n")
     phone.file("/proc/meminfo", "MemTotal:       8000000 kB\n")
