@@ -12,6 +12,7 @@ from devices.models.sheet import parse_sheet
 from results.report.arms import arms_of
 from results.report.html import html_text
 from results.report.resource_pictures import resource_pictures
+from results.report.step_timelines import step_timelines
 from results.resource_use import ResourceUse, StateJoules
 from results.resources import ResourceRow, resource_notes, resources_of, resources_table
 from results.run_frames import RunFrames
@@ -84,6 +85,15 @@ def test_the_table_has_shares_that_add_up_and_the_line_for_a_terminal_names_ever
     ]
 
 
+def test_a_prompt_is_not_drawn_as_a_decode_step() -> None:
+    """The second arm answers with one token, as a log-likelihood does: its prompt is all that ran."""
+    run = two_arms(run_on(SHEET, STEPS), run_on(SHEET, [[CPU_1_S]]))
+    (drawn,) = step_timelines(run, arms_of(run.cells))
+    told = {arm.name: words for arm, words in drawn.captions}
+    assert "prompt" not in told["first"]
+    assert told["second"] == "a prompt, as nothing was decoded: 1.00 s modelled: cpu 1.00 s"
+
+
 def test_a_bar_is_as_long_as_its_share_and_hostile_names_are_text() -> None:
     run = two_arms(run_on(SHEET, STEPS))
     (own,) = run.cells
@@ -95,4 +105,6 @@ def test_a_bar_is_as_long_as_its_share_and_hostile_names_are_text() -> None:
     assert sum(widths) == pytest.approx(6 * 300, abs=0.1)  # three resources in two phases, each bar whole
     page = html_text(run)
     assert "Units and links of modelled devices" in page
+    assert "A blank cell: nothing of this arm ran there." in page.split('id="resources"')[1].split("<table")[0]
+    assert "A blank cell: this arm has no such operation" in page.split('id="operations"')[1].split("<table")[0]
     assert "<script>alert(1)" not in page

@@ -122,11 +122,12 @@ def _modelled_steps(run: RunData) -> dict[str, tuple[Timelines, str]]:
             continue
         if stored is None:
             continue
-        spans = [span for one in own.completions for span in step_spans(one)[1:]]
-        spans = spans or [step_spans(one)[0] for one in own.completions]
+        decoded = [span for one in own.completions for span in step_spans(one)[1:]]
+        spans = decoded or [step_spans(one)[0] for one in own.completions]
         begin_s, end_s = sorted(spans, key=lambda span: span[1] - span[0])[len(spans) // 2]
         step = Timelines(begin_s, end_s, operation_tracks(stored, begin_s, end_s)).between(begin_s, end_s)
-        found[cell.cell_id] = (step, _modelled_caption(step))
+        of = "" if decoded else "a prompt, as nothing was decoded: "
+        found[cell.cell_id] = (step, of + _modelled_caption(step))
     return found
 
 
