@@ -53,13 +53,16 @@ def calibrate(
         bool,
         typer.Option("--estimator", help="Train a network that predicts the experts of the next layer, and keep it."),
     ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the estimator's training.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, max=10_000_000, help="Steps of the estimator's training.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the estimator's training; default: 0.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="Steps of the estimator's training; default: 3000.")
+    ] = None,
     width: Annotated[
         int | None, typer.Option(min=1, max=1 << 16, help="Width of the estimator; default: half the model's.")
     ] = None,
     expansion: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Inner over outer width of the estimator's feed-forward block.")
+        int | None,
+        typer.Option(min=1, max=64, help="Inner over outer width of the estimator's feed-forward block; default: 2."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

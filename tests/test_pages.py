@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from devices.models.sheet import parse_sheet
+from engines.estimator import EstimatorRecipe
 from harness.commands import app
 from harness.plan import draft_plan
 from harness.technique_option import technique_of
@@ -166,3 +167,14 @@ def test_techniques_that_a_help_shows_are_some() -> None:
     ]
     assert len(shown) == 2
     assert [technique_of(text).name for text in shown] == [re.findall(r'"(.*?)"', text)[0] for text in shown]
+
+
+def test_defaults_that_a_help_tells_of_an_estimator_are_its_own() -> None:
+    """They are the recipe's, which is not imported for a help."""
+    told = {
+        option.name: int(found[1])
+        for option in program().commands["calibrate"].params
+        if (found := re.search(r"default: (\d+)\.", option.help or ""))
+    }
+    recipe = EstimatorRecipe()
+    assert told == {"seed": recipe.seed, "steps": recipe.n_steps, "expansion": recipe.expansion}
