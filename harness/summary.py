@@ -53,14 +53,14 @@ COLUMNS = (
     ("queue", "queueing_ms", 1e-3, "s"),
     ("busy", "utilisation_percent", 1.0, "%"),
     ("prefill", "prefill_token_per_s", 1.0, "token/s"),
-    ("", JOULES, 1.0, "J/token"),
+    ("all", JOULES, 1.0, "J/token"),
     *((counter.short, counter.column, 1.0, "") for counter in COUNTERS if counter.short),
 )
 """Heading, column of the summary, what it is in units of, and its unit."""
 NOT_ASKED = (NO_GENERATION, ONE_TOKEN)
 """Why there is no time of tokens where a workload asks for none."""
-LONGEST_BESIDE = 5
-"""Characters of a heading that stands in one line with its unit."""
+LONGEST_BESIDE = 7
+"""Characters of a heading and its unit that stand in one line."""
 MOST_LAYERS = 8
 """Whose predictions are told one by one."""
 REPEATED = 1e-9
@@ -253,8 +253,9 @@ def _print_table(
     table = table_of_arms(title, console)
     for heading, column, _, _ in columns:
         # A long heading stands above its unit: the table has 80 columns.
-        between = "\n" if len(heading) > LONGEST_BESIDE else " "
-        table.add_column(f"{heading}{between}{units[column][1]}".strip(), justify="right", no_wrap=True)
+        unit = units[column][1]
+        between = "\n" if len(heading + unit) > LONGEST_BESIDE else " "
+        table.add_column(f"{heading}{between}{unit}".strip(), justify="right", no_wrap=True)
     accuracies = [_accuracy(row) for row in rows]
     if scored:
         # On a narrow terminal the interval stands below its value, whole.

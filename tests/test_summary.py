@@ -84,8 +84,10 @@ def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
     # scipy.stats.binomtest(15, 20).proportion_ci(method="wilson"): [0.531, 0.888].
     assert "0.75 [0.53,0.89] 3" in said
     lines = said.splitlines()
-    above = next(i for i, line in enumerate(lines) if line.strip() == "prefill")
+    above = next(i for i, line in enumerate(lines) if line.split() == ["prefill", "all"])
     assert lines[above + 1].index("token/s") == lines[above].index("prefill"), "whose tokens a second they are"
+    ends = [line.index(word) + len(word) for line, word in zip(lines[above:], ("all", "J/token"), strict=False)]
+    assert ends[0] == ends[1], "whose joules they are"
 
 
 def test_a_terminal_that_is_narrower_than_a_table_loses_no_figure() -> None:
