@@ -139,6 +139,16 @@ def test_a_device_that_does_not_come_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_more_devices_than_commands_are_shown_for_are_counted(tmp_path: Path) -> None:
+    """Of four devices three commands stood there, and who typed these waited for an hour."""
+    sheets = [{"name": f"model:{name}"} for name in ("m2-ultra", "rtx5080-ndp", "m2-ultra-table4")]
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(device=[HOST, *sheets], protocol=FAST))
+    given = ["--out", str(tmp_path / "run"), "--listen", free_address(), "--wait-s", "0"]
+    said = joulebench("fleet", "start", str(plan), *given).stdout.splitlines()
+    commands = [i for i, line in enumerate(said) if "joulebench fleet join" in line]
+    assert [len(commands), said[commands[-1] + 1]] == [3, "  and so for 1 more device"]
+
+
 def test_who_is_waited_for_is_told_to_whoever_asks(tmp_path: Path) -> None:
     """Until every device had joined, the status was that the fleet had not told anything yet."""
     plan, address = write_plan(tmp_path / "plan.toml", small_plan()), free_address()

@@ -25,6 +25,7 @@ from results.disk_errors import remedy_of
 from results.runs import RunInfo
 from results.store import Store, StoreError
 from results.trials import Trial
+from results.units import number_of
 
 MOST_TOLD = 3
 SHOW_EVERY_S = 0.5
@@ -84,6 +85,8 @@ class FleetRun:
         options = " --tls-ca ... --tls-cert ... --tls-key ..." if where.is_tls else ""
         for member in members.all()[:MOST_TOLD]:
             self._view.say(f"  joulebench fleet join {where} --device {shlex.quote(member.device)}{options}")
+        if (n_more := len(members.all()) - MOST_TOLD) > 0:
+            self._view.say(f"  and so for {number_of(n_more, 'more device')}")
         until_s = time.monotonic() + wait_s
         while not coordinator.all_described():
             coordinator.step_before()
