@@ -70,6 +70,20 @@ def test_each_answer_is_scored_against_its_own_references() -> None:
     assert whole.stderr == pytest.approx(math.sqrt(variance / 5))
 
 
+def test_a_question_that_stands_twice_keeps_the_references_of_both(tmp_path: Path) -> None:
+    folder = tmp_path / "rolebench" / "role_generalization_eng"
+    folder.mkdir(parents=True)
+    asked = [("dinner?", ["Soup and bread."]), ("breakfast?", ["Eggs."]), ("dinner?", ["Fish.", "A roast."])]
+    rows = [{"role": "a cook", "question": question, "generated": answers} for question, answers in asked * 2]
+    rows += [{"role": "a clerk", "question": question, "generated": ["Nothing."]} for question, _ in asked]
+    (folder / "role_specific_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    workload = RoleBench(RoleBenchParameters(), tmp_path)
+    dinner = next(r for r in workload.requests(TOKENIZER, 4096) if "dinner" in TOKENIZER.decode(list(r.prompt_ids)))
+    for reference in ("Soup and bread.", "Fish.", "A roast."):
+        assert workload.score([dinner], [answered(dinner.sample_id, reference)])[0].value == 1.0
+    assert len(workload.requests(TOKENIZER, 4096)) == 3  # of four, one is for calibration
+
+
 def test_a_question_names_its_role_and_stands_alone() -> None:
     workload = RoleBench(RoleBenchParameters(), None)
     rows = [row for _, row in read_jsonl(SAMPLES / "rolebench_test.jsonl")]

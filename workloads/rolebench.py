@@ -101,9 +101,13 @@ class RoleBench(GenerationWorkload):
         return Built(requests, (*short, *skipped, *template_notes(tokenizer)))
 
     def _read(self) -> tuple[list[Row], int]:
-        """(rows, how many of them may be asked); a question that is there twice for a role is there once."""
+        """(rows, how many of them may be asked); a question that is there twice for a role is there once, with the
+        reference answers of both."""
         if self._rows is None:
-            found = {(row["role"], row["question"]): row for row in self._source.rows(self._dataset, self._split)}
+            found: dict[tuple[str, str], Row] = {}
+            for row in self._source.rows(self._dataset, self._split):
+                first = found.setdefault((row["role"], row["question"]), row | {"generated": []})
+                first["generated"] += row["generated"]
             self._rows = list(found.values())
         if len(self._rows) < 2:
             raise WorkloadError(
