@@ -137,6 +137,19 @@ def test_the_same_gpu_that_is_counted_otherwise_disagrees() -> None:
     assert said.startswith("gpu (gpu1 of nvml): nvml 55 J, zeus 66 J")
 
 
+def test_a_meter_that_sees_more_gpus_is_compared_by_those_of_the_other() -> None:
+    assert trial_with(ReadsGpus("nvml", ["GPU-1"]), ReadsGpus("zeus", ["GPU-0", "GPU-1"])).disagreements == ()
+
+
+def test_meters_that_tell_no_hardware_are_compared_whatever_their_parts_are_called() -> None:
+    one, other = ReadsGpus("nvml", [None]), ReadsGpus("zeus", [None])
+    other.channels = (Channel("card", "counter", computes="gpu"),)
+    assert trial_with(one, other).disagreements == ()
+    other._gain = 1.2
+    [said] = trial_with(one, other).disagreements
+    assert said.startswith("gpu: nvml 27.5 J, zeus 33 J")
+
+
 def test_meters_of_their_own_counters_may_differ() -> None:
     """A server's input holds more than its CPU."""
     assert trial_with(Reads(FakeMachine(), "rapl"), Reads(FakeMachine(), "hwmon", 2.0)).disagreements == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product, starmap
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices.base import Unit
 from devices.models.efficiency import Efficiency
 from devices.models.sheet import Sheet, available_sheets, load_sheet, parse_sheet
 from engines.model.quantised import Quantisation
@@ -169,6 +171,15 @@ def test_a_gpu_keeps_the_experts_that_fit_in_nine_tenths_of_it() -> None:
     assert dict(cache.changed) == {"unit": "gpu", "slots": int(n) // 48}
 
 
+def test_a_cache_beside_one_memory_has_slots_for_half_of_the_experts_and_is_warm() -> None:
+    (arm,) = arms_on(load_sheet("m2-ultra"), QWEN, ("lru",))
+    assert dict(arm.changed) == {"slots": 64}
+    sheet = load_sheet("a6000")
+    question = Question(QWEN, UniformRouting(), 4, 1, 4)
+    (kept, loaded) = (arms_on(sheet, QWEN, (name,))[0] for name in ("lru", "on-demand"))
+    assert [question.cell(one, sheet).n_before for one in (kept, loaded)] == [1, 0]
+
+
 def test_buffers_take_what_a_gpu_has_left_where_it_does_not_hold_two_layers() -> None:
     """Two of 128 experts of 9.4 MB are 2.4 GB, and what every token needs is 3.1 GB."""
     sheet = load_sheet("a6000")
@@ -198,6 +209,7 @@ def test_a_gpu_beside_ndp_units_prefetches_what_it_can_hold(name: str, shape: st
     """Source 001: "incremented until no additional experts can be accommodated"; one of Mixtral's, TopK of Phi's."""
     (arm,) = arms_on(load_sheet("rtx5080-ndp"), shape_named(shape), (name,))
     assert dict(arm.changed)["slots"] == stated
+    assert arm.why_not is None
 
 
 def test_experts_make_room_for_the_keys_and_values_of_the_request() -> None:
@@ -380,6 +392,81 @@ def test_equal_arms_flip_nothing_and_joules_that_are_missing_are_no_conclusion()
     found = found_effects()
     assert {one.metric for one in found} == {"time to the first token", "time per token"}
     assert not [one for one in found if one.metric == "time to the first token" and one.flips]
+
+
+ROOMY = parse_sheet(
+    f"""
+    name = "roomy"
+    description = "a toy with watts, and a GPU of 9 GB"
+    source = "a test"
+    [units.cpu]
+    busy_w = {figure(20)}
+    roofline = {{ bytes_per_s = {figure(10e9)}, flops_per_s = {figure(1e15)} }}
+    [units.gpu]
+    busy_w = {figure(22)}
+    roofline = {{ bytes_per_s = {figure(9e9)}, flops_per_s = {figure(1e15)} }}
+    [memories]
+    gpu = {figure(9e9)}
+    """,
+    "roomy",
+)
+
+
+def priced_with_room(n_bytes: float) -> Callable[[Arm, Sheet], Row]:
+    """A GPU that reads 7.2 GB, and must hold so many; a CPU that reads 9 GB. Joules are of the decoded token alone."""
+
+    def row(arm: Arm, sheet: Sheet) -> Row:
+        unit: Unit = "gpu" if arm.technique == "gpu" else "cpu"
+        capacity, roofline, watts = sheet.capacity_bytes(unit), sheet.units[unit].roofline, sheet.units[unit].busy_w
+        assert roofline is not None
+        if capacity is not None and capacity < n_bytes:
+            return Row("toy", arm, "oom", "too little memory")
+        seconds = (7.2e9 if unit == "gpu" else 9e9) / roofline.bytes_per_s.value
+        joules = None if watts is None else watts.value * seconds
+        return Row("toy", arm, "ok", None, 1.0, seconds, j_per_token=joules, lost_prefill=0.0, lost_decode=0.0)
+
+    return row
+
+
+def effects_of(row: Callable[[Arm, Sheet], Row], sheet: Sheet) -> dict[tuple[str, str, float], Effect]:
+    rows = [row(arm, sheet) for arm in (Arm("coreml-cpu"), Arm("gpu"))]
+    found = effects(sheet, SMALL, rows, lambda asked: starmap(row, asked), lambda line: None)
+    return {(one.metric, one.constant, one.factor): one for one in found}
+
+
+def test_an_arm_that_did_not_fit_is_asked_where_a_memory_is_larger() -> None:
+    """A GPU of 9 GB that needs 10 has 10.8 with a fifth more, and takes 0.8 s where the CPU takes 0.9."""
+    found = effects_of(priced_with_room(10e9), ROOMY)
+    tpot = {(constant, factor): one for (metric, constant, factor), one in found.items() if metric == "time per token"}
+    assert {one.before for one in tpot.values()} == {"coreml-cpu"}
+    larger = tpot["memories.gpu", 1.2]
+    assert (larger.lead_before, larger.first) == (None, "gpu")
+    assert larger.lead == pytest.approx(0.8 / 0.9)
+    # A faster GPU has no more room.
+    assert all((one.first, one.lead) == ("coreml-cpu", None) for one in tpot.values() if one is not larger)
+
+
+def test_an_arm_that_fits_no_more_leaves_the_first_place_to_another() -> None:
+    found = effects_of(priced_with_room(8e9), ROOMY)
+    smaller = found["time per token", "memories.gpu", 0.8]
+    assert (smaller.before, smaller.first, smaller.lead) == ("gpu", "coreml-cpu", None)
+    assert found["time per token", "memories.gpu", 1.2].first == "gpu"
+
+
+def test_watts_change_joules_alone_and_are_not_asked_where_no_joules_are_known() -> None:
+    """18 J on the CPU and 17.6 on the GPU; a fifth more there is 21.12, and a fifth less here 14.4."""
+    found = effects_of(priced_with_room(8e9), ROOMY)
+    watts = {key: one for key, one in found.items() if key[1].endswith("busy_w")}
+    assert {metric for metric, _, _ in watts} == {"joules per decoded token"}
+    more = watts["joules per decoded token", "units.gpu.busy_w", 1.2]
+    assert (more.before, more.first, more.lead) == ("gpu", "coreml-cpu", pytest.approx(18 / 21.12))
+    less = watts["joules per decoded token", "units.cpu.busy_w", 0.8]
+    assert (less.first, less.lead) == ("coreml-cpu", pytest.approx(14.4 / 17.6))
+    asked: list[str] = []
+    rows = [replace(priced_with_room(8e9)(Arm(name), ROOMY), j_per_token=None) for name in ("coreml-cpu", "gpu")]
+    effects(ROOMY, SMALL, rows, lambda asked: starmap(priced_with_room(8e9), asked), asked.append)
+    assert asked
+    assert not [line for line in asked if "busy_w" in line]
 
 
 # --- the page --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import get_args
 
 import numpy as np
@@ -275,6 +276,16 @@ def test_matrix_products_keep_the_cpu_busy_until_they_are_stopped() -> None:
     after_s = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - after_s < 0.1
+
+
+def test_a_load_that_breaks_off_ends_no_self_test_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(device: object, begun: Event, stop: Event) -> None:
+        begun.set()
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("harness.loads._multiply", breaks)
+    with pytest.raises(RuntimeError, match="out of memory"), matrix_products(["cpu"]):
+        pass
 
 
 def test_the_doctor_examines_this_host(tmp_path: Path) -> None:

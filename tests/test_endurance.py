@@ -227,6 +227,8 @@ def test_a_host_has_no_limit_of_its_own_and_a_phone_has(tmp_path: Path) -> None:
     hot = trial(conditions=(Conditions(at_s=1.0, temperature_c=46.0),))
     assert rule.why_ended(hot, 0.0, is_phone=False) is None
     assert rule.why_ended(hot, 0.0, is_phone=True) == "heat: 46.0 degC, 45 is the limit"
+    warmer = Endurance(EnduranceSpec(minutes=30, until_temperature_c=46.5))
+    assert warmer.why_ended(hot, 0.0, is_phone=True) is None
     critical = trial(conditions=(Conditions(at_s=1.0, thermal_status=4),))
     assert rule.why_ended(critical, 0.0, is_phone=True) == (
         "heat: the phone calls its state critical (thermal status 4)"

@@ -80,7 +80,7 @@ def test_perplexity_is_that_of_all_tokens_and_its_error_that_of_the_samples() ->
     found = workload.score(requests, answer(requests, lambda r: -16 * per_token[r.sample_id]))
     whole = aggregates(found)["perplexity"]
     assert (whole.value, whole.stderr, whole.n) == (pytest.approx(math.e**2), pytest.approx(math.e**2), 2)
-    assert not whole.higher_is_better
+    assert not any(s.higher_is_better for s in found)
     assert {s.sample_id: s.value for s in found if s.sample_id} == pytest.approx(per_token)
 
 
@@ -134,6 +134,22 @@ def test_samples_of_a_file_are_its_words_and_calibration_reads_another_part(
     assert [text.index(one) for one in asked] == sorted(text.index(one) for one in asked)
     shown = [tokenizer.decode(list(ids)) for ids in workload.calibration_prompts(tokenizer, 512, 3)]
     assert min(text.index(one) for one in shown) > max(text.index(one) + len(one) for one in asked)
+
+
+class Phrases(TinyTokenizer):
+    """A token for every ten words."""
+
+    def encode(self, text: str) -> list[int]:
+        return [1] * (len(text.split()) // 10)
+
+
+def test_a_sample_takes_as_much_text_as_its_tokens_need(tmp_path: Path) -> None:
+    """50 tokens are 4500 characters, and 400 are encoded at first; what is asked of the text has 5040 of its 6300."""
+    (tmp_path / "text.txt").write_text(" ".join(f"word{i:04d}" for i in range(700)))
+    workload = Fidelity(FidelityParameters(text=str(tmp_path / "text.txt"), length=50, limit=4), None)
+    requests = workload.requests(Phrases(), 512)
+    # Most samples begin too near the end, and are taken from further ahead.
+    assert [len(r.prompt_ids) + len(r.continuation_ids) for r in requests] == [50] * 4
 
 
 def test_a_text_that_is_absent_short_or_binary_says_what_to_do(tmp_path: Path) -> None:

@@ -158,6 +158,11 @@ def test_what_the_model_cannot_hold_is_left_out_and_the_others_keep_their_times(
     assert [len(p) for p in workload.calibration_prompts(TOKENIZER, 25, 3)] == [20] * 3
 
 
+def test_a_request_of_one_token_and_one_of_answer_is_asked(tmp_path: Path) -> None:
+    [request] = AzureTrace(CODE, trace_folder(tmp_path, "2023-11-16 18:00:00.0,1,1")).requests(TOKENIZER, 4096)
+    assert (len(request.prompt_ids), request.max_new_tokens) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -67,6 +67,12 @@ def swallowing() -> tokenizers.Tokenizer:
 
 
 @cache
+def swallowing_before() -> tokenizers.Tokenizer:
+    first, *others = BUNDLED_FORM["added_tokens"]
+    return made(added_tokens=[first | {"lstrip": True}, *others])
+
+
+@cache
 def composing() -> tokenizers.Tokenizer:
     return made(normalizer={"type": "NFC"})
 
@@ -129,6 +135,7 @@ def test_a_long_text_has_many(form: str) -> None:
         ),
         (lambda: made(model=BUNDLED_FORM["model"] | {"continuing_subword_prefix": "##", "merges": []}), "z" * 10_000),
         (swallowing, "<|end|>" + " " * 10_000),
+        (swallowing_before, " " * 10_000 + "<|end|>"),
     ],
     ids=(
         "unknown in one",
@@ -140,6 +147,7 @@ def test_a_long_text_has_many(form: str) -> None:
         "bytes without tokens",
         "parts",
         "token",
+        "token behind",
     ),
 )
 def test_what_may_be_swallowed_bounds_nothing(tokenizer: Callable[[], tokenizers.Tokenizer], text: str) -> None:
