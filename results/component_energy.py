@@ -54,6 +54,7 @@ class PartEnergy(NamedTuple):
     gain_j: float
     stood: Stood | None = None
     jumped: str | None = None
+    jumped_sigma_j: float = 0.0
     read: PartRead | None = None
 
     @property
@@ -96,14 +97,15 @@ class ComponentEnergy:
         if self._load_edges is not None and trace.update_period_s > 0:
             variance_j2 += self._load_edges.late_j2(np.asarray(stretches or intervals, dtype=np.float64))
         still_j2, stood = stood_still(trace, _near(curve.stands, self._stands_s, edges), edges, self._n_alike)
-        jumped_j2, jumped = self._jumped(edges, energy_j)
+        jumped_sigma_j, jumped = self._jumped(edges, energy_j)
         apart_s = max(curve.update_period_s, trace.sample_interval_s, self._averaged_s)
         return PartEnergy(
             energy_j,
-            variance_j2 + still_j2 + jumped_j2,
+            variance_j2 + still_j2 + jumped_sigma_j**2,
             (trace.relative_accuracy or 0.0) * abs(energy_j),
             stood,
             jumped,
+            jumped_sigma_j,
             PartRead(curve.times_s, curve.energy_j, apart_s, variance_j2) if apart_s > 0 else None,
         )
 
@@ -197,8 +199,7 @@ class ComponentEnergy:
 
     @cached_property
     def _that_may_rest(self) -> ComponentEnergy:
-        resting = Resting(replace(self.trace, can_rest=True), self._n_alike)
-        return ComponentEnergy(resting, of_load=self._of_load)
+        return ComponentEnergy(Resting(replace(self.trace, can_rest=True)), of_load=self._of_load)
 
     @cached_property
     def _off_s(self) -> Array:
@@ -225,7 +226,7 @@ class ComponentEnergy:
     # --- one window --------------------------------------------------------------------------------------------------
 
     def _jumped(self, edges: Array, energy_j: float) -> tuple[float, str | None]:
-        """(variance, remark) of what stands alone. Raises UnresolvedError where it decides the energy."""
+        """(standard uncertainty, remark) of what stands alone. Raises UnresolvedError where it decides the energy."""
         is_counter = self.trace.kind == "counter"
         one, source = ("step", "a jump of the counter") if is_counter else ("spike", "an error of the sensor")
         steps = [
@@ -246,7 +247,7 @@ class ComponentEnergy:
         sigma_j = excess_j / math.sqrt(3)
         if sigma_j > MAX_JUMP_SIGMA * energy_j:
             raise UnresolvedError(f"{what}: {source}, or a burst, which its readings cannot tell")
-        return sigma_j**2, f"{what}; it may be {source}"
+        return sigma_j, f"{what}; it may be {source}"
 
     def _check_resolved(self, update_s: float, edges: Array) -> None:
         """Raises UnresolvedError where the trace does not determine the energy."""

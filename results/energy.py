@@ -106,13 +106,14 @@ class MeterEnergy:
             if found.reason is not None:
                 raise UnresolvedError(found.reason)
             parts = [part.over(intervals, stretches) for part in found.parts]
-            parts = _believed(found.parts, parts, intervals)
+            parts, together_j2 = _believed(found.parts, parts, intervals)
         except UnresolvedError as reason:
             return unknown.model_copy(update={"reason": str(reason)})
         total = PartEnergy(
             math.fsum(p.energy_j for p in parts),
             math.fsum(p.variance_j2 for p in parts)
             + shared_variance_j2([p.read for p in parts if p.read is not None], np.asarray(intervals, dtype=np.float64))
+            + together_j2
             + _edges_j2(found.parts, intervals, moved),
             math.sqrt(math.fsum(p.gain_j**2 for p in parts)),
         )
@@ -242,13 +243,30 @@ def _check_above_idle(idle: IdleBaseline, energy_j: float, duration_s: float, ne
 
 def _believed(
     components: Sequence[ComponentEnergy], parts: Sequence[PartEnergy], intervals: Sequence[Interval]
-) -> list[PartEnergy]:
-    """The parts, where what stood still is known well enough for their sum. Raises UnresolvedError where it is not.
+) -> tuple[list[PartEnergy], float]:
+    """The parts, where what stood still is known well enough for their sum, and what it adds to the sum of their
+    variances. Raises UnresolvedError where it is not.
 
-    Beside parts that live, one that could have hidden next to nothing of the total is taken to have rested.
+    Beside parts that live, those that could have hidden next to nothing of the total, all together, are taken to have
+    rested. What stopped one part, or made it jump, may have done so to the others: they err by the sum of their errors.
     """
     total_j = math.fsum(p.energy_j for p in parts)
-    return [_believed_part(*found, total_j, intervals) for found in zip(components, parts, strict=True)]
+    believed = [_believed_part(*found, total_j, intervals) for found in zip(components, parts, strict=True)]
+    sigmas_j, hidden_j = [], []
+    for own, part in zip(believed, parts, strict=True):
+        if own.stood is None or part.stood is None:
+            continue
+        sigmas_j.append(own.stood.sigma_j if own is part else own.stood.rest_sigma_j)
+        if own is not part:
+            hidden_j.append(own.stood.hidden_j)
+            if math.fsum(hidden_j) > SMALL_SHARE * total_j:
+                raise UnresolvedError(part.stood.reason)
+    return believed, _together_j2(sigmas_j) + _together_j2([p.jumped_sigma_j for p in believed])
+
+
+def _together_j2(sigmas_j: Sequence[float]) -> float:
+    """What errors that have one cause add to the sum of their variances."""
+    return math.fsum(sigmas_j) ** 2 - math.fsum(sigma_j**2 for sigma_j in sigmas_j)
 
 
 def _believed_part(
