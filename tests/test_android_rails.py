@@ -24,6 +24,7 @@ from harness.device_building import build_device, log_waiting
 from harness.device_specs import AndroidSpec
 from harness.plan import device_problems
 from harness.schema import TrialProtocol
+from results.records import EnergyReading
 from tests.eventually import eventually, running
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.perfetto import FakePerfetto
@@ -140,6 +141,42 @@ def test_the_config_asks_for_no_more_than_perfetto_gives() -> None:
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rail_of_cores_that_counted_in_each_window_and_then_in_none_has_stopped(
+    perfetto: FakePerfetto, phone: Phone
+) -> None:
+    """Its joules were taken for 0, those of a part that is switched off: two thirds were missing from all trials that
+    followed. A display may be off, and cores that have rested before may rest again."""
+
+    def draw(big_w: float, display_w: float) -> None:
+        perfetto.change(rails=[])
+        perfetto.rail("S2M_VDD_CPUCL2", "CPU(BIG)", steady(big_w))
+        perfetto.rail("S4M_VDD_CPUCL0", "CPU(LITTLE)", steady(1.0))
+        perfetto.rail("VSYS_PWR_DISPLAY", "Display", steady(display_w))
+
+    def window(meter: RailMeter) -> EnergyReading:
+        return total(*measure(meter, sleep(1.2)))
+
+    draw(4.0, 2.0)
+    with opened(phone) as meter:
+        assert window(meter).average_power_w == pytest.approx(7.0, rel=0.01)
+        draw(4.0, 0.0)
+        off = window(meter)
+        assert off.average_power_w == pytest.approx(5.0, rel=0.01)
+        assert "VSYS_PWR_DISPLAY counts as 0 J" in str(off.remark)
+        draw(0.0, 0.0)
+        for _ in range(2):
+            stopped = window(meter)
+            assert stopped.energy_j is None
+            assert "rails S2M_VDD_CPUCL2: its counter stands still at" in str(stopped.reason)
+            assert "it moved before: it has stopped" in str(stopped.reason)
+        draw(4.0, 2.0)
+        assert window(meter).average_power_w == pytest.approx(7.0, rel=0.01)
+        draw(0.0, 2.0)
+        rests = window(meter)
+        assert rests.average_power_w == pytest.approx(3.0, rel=0.01)
+        assert "S2M_VDD_CPUCL2 counts as 0 J" in str(rests.remark)
 
 
 def test_a_phone_without_perfetto_says_so(phone: Phone) -> None:

@@ -6,6 +6,9 @@ no rail is in none of them (the PMIC's own losses, parts that are not metered), 
 
 A rail may feed another: a buck regulator called LLDO, MLDO or HLDO supplies the linear regulators behind it (L12M_...).
 Where such a regulator is metered, the linear ones are shown and not summed.
+
+Any rail may be switched off: a display, a modem, cores that nothing runs on. But a rail of cores that has counted in
+every window so far, idle ones too, has stopped where it stands still all through one: something always runs.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from devices.base import (
 )
 from devices.gauges import MAX_POWER_W, observed_update_period_s
 from devices.pieces import joined_by_component
+from results.liveness import at_rest
 from results.records import Method, PowerTrace
 
 Array = NDArray[np.float64]
@@ -115,6 +119,11 @@ class RailMeter:
         """Of this window: traces that were asked for before its end."""
         self._broken: list[str] = []
         """Why readings of this window are missing."""
+        self._has_lived: set[str] = set()
+        """Components that have counted in a window; `_still`: that did not in the last one; `_rests`: that did not at
+        times, and went on."""
+        self._still: set[str] = set()
+        self._rests: set[str] = set()
 
     def open(self) -> None:
         """Raises `MeterUnavailableError`: no perfetto, none that the shell may use, or no rails."""
@@ -206,7 +215,21 @@ class RailMeter:
 
     def _traces(self) -> Sequence[PowerTrace]:
         pieces, self._pieces = self._pieces, []
-        return joined_by_component(pieces)
+        return [self._remembered(trace) for trace in joined_by_component(pieces)]
+
+    def _remembered(self, trace: PowerTrace) -> PowerTrace:
+        """With what the windows before have shown: that it lived, and that it does not rest."""
+        name = trace.component
+        if at_rest(trace):
+            self._still.add(name)
+            has_lived = name in self._has_lived
+            is_core = "CPU" in f"{name} {trace.note}".upper()
+            return replace(trace, has_lived=has_lived, can_rest=not (is_core and has_lived and name not in self._rests))
+        if len(trace.values):
+            self._rests |= self._still & {name}
+            self._still.discard(name)
+            self._has_lived.add(name)
+        return trace
 
     def close(self) -> None:
         self._is_running = False
