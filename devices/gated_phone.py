@@ -15,6 +15,8 @@ FactsT = TypeVar("FactsT")
 WATCH_EVERY_S = 5.0
 """Between two looks at a phone's state in a window: each costs it some 0.1 s of one core."""
 
+PATIENCE_S, LOOK_EVERY_S = 30.0, 1.0
+"""A phone whose link is there, and that says nothing of use, is asked again for so long: it is locked, or restarts."""
 
 UNIT_DIGITS = 12
 
@@ -60,13 +62,17 @@ class GatedPhone(ABC, Generic[FactsT]):
     def wait_until_ready(self) -> None:
         """Before every trial, so that all start alike. Also for a phone that restarts, or whose link is gone for a
         moment. Raises `NotReadyError`, `DeviceError`."""
-        self.await_link()
-        try:
-            self._wait_at_gates()
-        except TransientDeviceError as error:
-            log.info("%s; looking for it", error)
+        end_s = None
+        while True:
             self.await_link()
-            self._wait_at_gates()
+            try:
+                return self._wait_at_gates()
+            except TransientDeviceError as error:
+                end_s = end_s or self._clock.now_s() + PATIENCE_S
+                if self._clock.now_s() + LOOK_EVERY_S > end_s:
+                    raise
+                log.info("%s; looking for it", error)
+            self._clock.sleep_until_s(self._clock.now_s() + LOOK_EVERY_S)
 
     def _wait_at_gates(self) -> None:
         wait_until_ready(self.name, self.why_not_ready, self._gates, self._clock, self._on_wait)

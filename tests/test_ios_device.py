@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
 
+from devices import gated_phone
 from devices.base import DeviceError, MeterUnavailableError, SeesState, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
@@ -146,6 +147,25 @@ def test_a_phone_whose_tunnel_went_is_waited_for_before_a_trial(served: ServedIp
     device.wait_until_ready()
     back.join()
     assert device.conditions().charging is False
+
+
+def test_a_phone_that_answers_nonsense_for_a_moment_is_asked_again(fake: FakeIphone, device: IosDevice) -> None:
+    """Its link was there at once, and all retries of all trials were over within it."""
+    fake.faults.add("diagnostics bad plist")
+    back = Timer(1.5, fake.faults.clear)
+    back.start()
+    device.wait_until_ready()
+    back.join()
+    assert device.conditions().charging is False
+
+
+def test_a_phone_that_answers_nonsense_for_long_is_given_up(
+    fake: FakeIphone, device: IosDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gated_phone, "PATIENCE_S", 1.5)
+    fake.faults.add("diagnostics bad plist")
+    with pytest.raises(TransientDeviceError, match="cannot be understood"):
+        device.wait_until_ready()
 
 
 def test_a_phone_that_tells_no_current_has_no_meter(fake: FakeIphone, tunneld: FakeTunneld) -> None:
