@@ -244,3 +244,20 @@ def test_a_phone_without_its_prerequisites_says_which(
         setattr(fake, name, value)
     with pytest.raises(DeviceError, match=remedy):
         meter.open()
+
+
+@pytest.mark.parametrize(
+    ("image_mounted", "said"), [(False, "no developer image is mounted"), (True, f"{APP} does not run on")]
+)
+def test_what_a_restart_took_from_the_gauge_is_measured_again_another_day(
+    fake: FakeIphone, served: ServedIphone, meter: EnergyGaugeMeter, image_mounted: bool, said: str
+) -> None:
+    """Each trial behind it failed for good: `--resume` measured none of them again."""
+    meter.open()
+    served.pull_cable()
+    fake.running.clear()
+    fake.image_mounted = image_mounted
+    served.plug_in()
+    with pytest.raises(DeviceError, match=said) as caught:
+        meter.start()
+    assert caught.value.is_lost

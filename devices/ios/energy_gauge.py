@@ -29,7 +29,7 @@ from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, Tra
 from devices.gauges import observed_update_period_s, renewed_readings, stuck_stretches_s
 from devices.ios.link import Link
 from devices.ios.phone import Phone
-from devices.meters.polled import PolledMeter
+from devices.meters.polled import PolledMeter, answered_before
 from results.records import Method, PowerTrace
 
 Array = NDArray[np.float64]
@@ -123,18 +123,19 @@ class EnergyGaugeMeter(PolledMeter):
         """Begins a window. A phone that went away is waited for, up to a limit. Raises `DeviceError`."""
         if self._sampler is not None:
             raise DeviceError(f"meter {self.name} is already running; stop it before another window starts")
-        try:
-            self._begin()
-        except TransientDeviceError as error:
-            log.info("%s; looking for it", error)
-            self._phone.reach(RECONNECT_S)
-            self._begin()
-        try:
-            self._await_value()
-            super().start()
-        except DeviceError:
-            self._end()
-            raise
+        with answered_before():
+            try:
+                self._begin()
+            except TransientDeviceError as error:
+                log.info("%s; looking for it", error)
+                self._phone.reach(RECONNECT_S)
+                self._begin()
+            try:
+                self._await_value()
+                super().start()
+            except DeviceError:
+                self._end()
+                raise
 
     def stop(self) -> Sequence[PowerTrace]:
         try:

@@ -15,7 +15,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
-from devices.base import DeviceError, TransientDeviceError
+from devices.base import DeviceError, NotReadyError, TransientDeviceError
 from devices.ios.errors import DEVELOPER_IMAGE, DEVELOPER_MODE, ios_errors
 from devices.ios.tunneld import NoTunnelsError, Tunnel, TunneldAddress, Tunnels, list_tunnels
 
@@ -112,7 +112,7 @@ class Link:
                 try:
                     await provider.connect()
                 except InvalidServiceError as error:
-                    raise DeviceError(await self.why_no_instruments() or str(error)) from error
+                    raise NotReadyError(await self.why_no_instruments() or str(error)) from error
                 self._closing.push_async_callback(provider.close)
                 self._instruments = provider
             return self._instruments

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.base import Channel, Clock, DeviceError, InterruptedWindowError, TransientDeviceError
+from devices.base import Channel, Clock, DeviceError, GoneError, InterruptedWindowError, TransientDeviceError
 from devices.boundary import library_errors
 from devices.sampler import AT_RANDOM, Sampler, find_gaps
 from results.liveness import at_rest
@@ -32,6 +32,20 @@ METHODS: Final[dict[TraceKind, Method]] = {
     "held": "battery gauge",
 }
 """How a measured channel becomes joules."""
+
+
+@contextmanager
+def answered_before() -> Iterator[None]:
+    """Of a meter that was opened: what it refuses or lacks now is no fault of the plan, and may be there another day.
+
+    Raises what is raised inside, as the error of a device that is lost.
+    """
+    try:
+        yield
+    except DeviceError as error:
+        if error.is_lost:
+            raise
+        raise GoneError(str(error)) from error
 
 
 class PolledMeter(ABC):
@@ -78,7 +92,7 @@ class PolledMeter(ABC):
         counts = any(channel.kind == "counter" for channel in self.channels)
         spread = 0.0 if counts else AT_RANDOM
         sampler = Sampler(self.read, self._interval_s, self._clock, self._look(), spread)
-        with library_errors(self.name, "its reader"):
+        with answered_before(), library_errors(self.name, "its reader"):
             sampler.start()
         self._sampler = sampler
         if self.fresh_on_read:
@@ -121,8 +135,10 @@ class PolledMeter(ABC):
         sampler, self._sampler = self._sampler, None
         try:
             # Whatever stands in a sensor's file, or its library makes of it.
+            with answered_before(), library_errors(self.name, "its reader"):
+                readings = sampler.stop()
             with library_errors(self.name, "its reader"):
-                return self.traces(*sampler.stop())
+                return self.traces(*readings)
         except InterruptedWindowError:
             raise
         except TransientDeviceError as error:
