@@ -138,6 +138,22 @@ def test_a_program_that_goes_on_after_its_last_words_was_done_with_them(tmp_path
         assert ran(tmp_path, frees, words).done is None
 
 
+@pytest.mark.parametrize(("rate", "off_s"), [(0.02, 5e-3), (-0.02, 5e-3), (0.05, None)])
+def test_stamps_by_a_clock_that_is_put_right_little_by_little_are_placed_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, off_s: float | None
+) -> None:
+    """Up to 30 ms: a phase of 0.2 s was as much too long, with an uncertainty of 0."""
+    t0_s = time.monotonic()
+    wall_of = lambda at_s: at_s + 1e9 + rate * (at_s - t0_s)  # noqa: E731
+    monkeypatch.setattr(time, "time", lambda: wall_of(time.monotonic()))
+    run = ran(tmp_path, "#!/bin/sh\nsleep 1\n")
+    for share in (0.5, 1.0):
+        at_s = run.begun_s + share * (run.ended_s - run.begun_s)
+        assert run.of_wall_s(wall_of(at_s)) == (None if off_s is None else pytest.approx(at_s, abs=off_s))
+    gained_s = abs(rate) * (run.ended_s - run.begun_s)
+    assert run.stamp_uncertainty_s == pytest.approx(gained_s / 12**0.5, abs=3e-3)
+
+
 def test_all_that_a_program_writes_is_taken_whichever_pipe_is_full(tmp_path: Path) -> None:
     n = 1 << 20
     text = f"#!/bin/sh\nhead -c {n} /dev/zero | tr '\\0' e >&2\nhead -c {n} /dev/zero | tr '\\0' o\n"

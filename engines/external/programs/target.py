@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import selectors
@@ -29,6 +30,7 @@ MAX_FILE_BYTES = 1 << 20
 """Of what a program writes and we read."""
 PIPE_BYTES = 1 << 16
 CLOCK_STEP_S = 0.03
+"""More is a clock that was set; one that gained less may have done so at once, and its stamps are off by that."""
 KILL_WAIT_S = 5.0
 WATCH = 'read -r group && { read -r _; kill -s KILL -- "-$group"; }'
 """A shell that waits until we are gone, whatever ended us (`kill -9`), and then ends the program's process group."""
@@ -123,11 +125,19 @@ class HostTarget:
                 finally:
                     code = self._end()
         ended_s = self._now_s()
-        is_steady = abs(time.time() - ended_s - ahead_s) < CLOCK_STEP_S
+        gained_s = time.time() - ended_s - ahead_s
+
+        def of_wall_s(wall_s: float) -> float | None:
+            """A clock that is put right little by little runs evenly meanwhile."""
+            if abs(gained_s) >= CLOCK_STEP_S:
+                return None
+            passed = (wall_s - ahead_s - begun_s) / (ended_s - begun_s + gained_s)
+            return begun_s + passed * (ended_s - begun_s)
+
         output = ProgramOutput(stdout, stderr, code if code >= 0 else 128 - code, _texts_of(folder, call.reads))
         return ProgramRun(
-            output, begun_s, ended_s, lambda wall_s: wall_s - ahead_s if is_steady else None, "this host's clock",
-            None if arrived_s is None else last_edge(Edge(ended_s, 0.0), arrived_s, 0.0),
+            output, begun_s, ended_s, of_wall_s, "this host's clock",
+            None if arrived_s is None else last_edge(Edge(ended_s, 0.0), arrived_s, 0.0), abs(gained_s) / math.sqrt(12),
         )  # fmt: skip
 
     def _listen(
