@@ -83,6 +83,22 @@ def test_a_cable_that_is_pulled_while_an_app_runs_is_told_as_a_link_that_broke(
     assert caught.value.is_lost
 
 
+def test_an_app_whose_link_broke_is_ended_before_the_phone_is_measured_again(
+    engine: ProgramEngine, fake: FakeIphone, served: ServedIphone
+) -> None:
+    """It went on computing in the idle time of the next attempt: net joules of 24 J were 15 J."""
+    fake.console = lambda arguments: [(0.0, LOADED)]
+    pulled = Timer(0.3, served.pull_cable)
+    pulled.start()
+    with pytest.raises(TransientDeviceError):
+        engine.run(REQUEST, unheard)
+    pulled.join()
+    served.plug_in()
+    assert APP in fake.running
+    engine._target._device.wait_until_ready()  # type: ignore[attr-defined]
+    assert eventually(lambda: APP not in fake.running)
+
+
 def test_an_app_that_loses_its_link_to_another_question_says_what_that_one_was_told(
     engine: ProgramEngine, fake: FakeIphone
 ) -> None:

@@ -83,6 +83,8 @@ class IosDevice(GatedPhone[PhoneFacts]):
         self._meter_names = tuple(meter_names)
         self._state_folder = state_folder
         self._lock: DeviceLock | None = None
+        self._left_running: set[str] = set()
+        """Apps whose link broke while they ran: they still draw power."""
 
     def open(self) -> None:
         """Finds the phone, waits at the gates, starts the app where it does not run, and opens the meters.
@@ -111,6 +113,12 @@ class IosDevice(GatedPhone[PhoneFacts]):
 
     def await_link(self) -> None:
         self.phone.reach(RECONNECT_S)
+
+    def _wait_at_gates(self) -> None:
+        for app in [*self._left_running]:
+            self.phone.end(app)
+            self._left_running.discard(app)
+        super()._wait_at_gates()
 
     def why_not_ready(self) -> str | None:
         return why_not_ready(self.phone.battery(), self._gates, "battery" in self._meter_names)
@@ -149,7 +157,10 @@ class IosDevice(GatedPhone[PhoneFacts]):
 
         Raises `TransientDeviceError` where it does not say any in time, or is gone before; the app is ended then too.
         """
-        return run_app(self.phone, app, arguments, last_words, limit_s, self._clock)
+        self._left_running.add(app)
+        ran = run_app(self.phone, app, arguments, last_words, limit_s, self._clock)
+        self._left_running.discard(app)
+        return ran
 
     def close(self) -> None:
         super().close()

@@ -131,6 +131,18 @@ class Phone:
 
         return self.ask(find, f"looking for {app}") or None
 
+    def end(self, app: str) -> None:
+        """Ends an app by its bundle identifier, where it runs. Raises `DeviceError`."""
+
+        async def end(link: Link) -> None:
+            from pymobiledevice3.services.dvt.instruments.process_control import ProcessControl
+
+            async with ProcessControl(await link.instruments()) as control:
+                if process_id := int(await control.process_identifier_for_bundle_identifier(app) or 0):
+                    await control.kill(process_id)
+
+        self.ask(end, f"ending {app}")
+
     def why_no_instruments(self) -> str | None:
         """What the phone lacks for its energy gauge and for starting apps, with the remedy; None where it has all.
 
