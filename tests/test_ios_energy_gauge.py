@@ -16,7 +16,7 @@ pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not 
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.ios import energy_gauge
-from devices.ios.energy_gauge import COMPONENTS, KEYS, PARTS, EnergyGaugeMeter, parse_sample
+from devices.ios.energy_gauge import COMPONENTS, KEYS, PARTS, EnergyGaugeMeter, adds_up, parse_sample
 from devices.ios.phone import Phone
 from results.energy import NO_JOULES, energy_between
 from tests.eventually import eventually
@@ -177,6 +177,28 @@ def test_zeros_between_samples_are_no_values(fake: FakeIphone, meter: EnergyGaug
     cpu = next(t for t in meter.stop() if t.component == "cpu")
     assert cpu.values.min() >= 40.0
     assert "samples had no value" in str(cpu.note)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"energy.cpu.cost": 0}, {"energy.cpu.cost": 40_000.0, "energy.gpu.cost": 25_000.0, "energy.cost": 55_000.0}],
+    ids=["a part fails", "the unit changes"],
+)
+def test_samples_whose_parts_do_not_sum_to_their_cost_are_no_values(
+    fake: FakeIphone, meter: EnergyGaugeMeter, fault: dict[str, float]
+) -> None:
+    """Of 330 units 252 were told, or 129 000, without a word."""
+    assert adds_up(np.array([parse_sample({7: sample}, 7) for sample in PUBLISHED])).all()
+    fake.gauge = every_update(lambda n: gauge_sample(cpu=40.0 + n % 2) | (fault if 15 < n < 22 else {}))
+    meter.open()
+    meter.start()
+    start_s = CLOCK.now_s()
+    CLOCK.sleep_until_s(start_s + 3.0)
+    end_s = CLOCK.now_s()
+    whole = energy_between(meter.stop(), [(start_s, end_s)], "all", "energy gauge")
+    assert whole.gauge_units is None
+    assert "gap of" in str(whole.reason)
+    assert "samples had parts that do not sum to their cost" in str(whole.reason)
 
 
 def test_a_gauge_that_repeats_itself_for_ever_resolves_nothing(fake: FakeIphone, meter: EnergyGaugeMeter) -> None:

@@ -49,6 +49,9 @@ KEYS = ("energy.cost", *(f"energy.{part}.cost" for part in PARTS), "energy.appst
 COMPONENTS = ("gauge total", *PARTS, "appstate", "overhead")
 _AGE_KEY = "kIDEGaugeSecondsSinceInitialQueryKey"
 _COST = KEYS.index("energy.cost")
+_PARTS = [KEYS.index(f"energy.{part}.cost") for part in PARTS]
+SAME_SUM = 0.01
+"""Of the cost, and one unit: within so much parts sum to it and the constant."""
 
 
 def parse_sample(reply: Any, process_id: int) -> tuple[float, ...] | None:
@@ -70,6 +73,21 @@ def _cost(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST_COST:
         return math.nan
     return float(value)
+
+
+def adds_up(values: Array) -> NDArray[np.bool_]:
+    """Which samples [n] have parts that sum to their cost and one constant, as in all that were published.
+
+    Where a part fails, or the unit changes, the constant is another. All that have a cost, where less than half agree.
+    """
+    has_cost = np.isfinite(values[:, _COST])
+    cost = values[has_cost, _COST]
+    apart = np.nansum(values[has_cost][:, _PARTS], axis=1) - cost
+    is_same = np.abs(apart - np.median(apart)) <= 1 + SAME_SUM * np.abs(cost)
+    found = has_cost.copy()
+    if 2 * is_same.sum() >= len(is_same):
+        found[has_cost] = is_same
+    return found
 
 
 class EnergyGaugeMeter(PolledMeter):
@@ -196,18 +214,23 @@ class EnergyGaugeMeter(PolledMeter):
 
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
         """Units a second that stand until the next sample, one trace a component that the phone gives."""
-        told = np.isfinite(values[:, _COST])
-        at_s, rows = times_s[told], values[told]
-        if not len(rows):
+        has_cost = np.isfinite(values[:, _COST])
+        if not has_cost.any():
             raise TransientDeviceError(
                 f"energy gauge: no cost in {len(values)} samples of {self._app}; is it in front?"
             )
+        told = adds_up(values)
+        at_s, rows = times_s[told], values[told]
         changed = np.any(np.diff(np.nan_to_num(rows), axis=0) != 0, axis=1)
         shown = np.concatenate([[0.0], np.cumsum(changed)])
         period_s = observed_update_period_s(at_s, shown)
         kept = renewed_readings(at_s, shown, period_s)
         stuck_s = stuck_stretches_s(at_s, shown, period_s)
-        left_out = f"{len(values) - len(rows)} of {len(values)} samples had no value" if not told.all() else None
+        n_odd = {
+            "had no value": int((~has_cost).sum()),
+            "had parts that do not sum to their cost": int((has_cost & ~told).sum()),
+        }
+        left_out = "; ".join(f"{n} of {len(values)} samples {what}" for what, n in n_odd.items() if n) or None
         traces = []
         for i, channel in enumerate(self.channels):
             own = kept[np.isfinite(rows[kept, i])]
