@@ -17,6 +17,7 @@ from engines.serving.http import LocalServer
 from tests.protocol_server import MODEL, events, post, served
 
 CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "a"}
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +111,14 @@ def test_a_text_of_megabytes_is_refused_at_once(server: LocalServer, is_chat: bo
     ("road", "body", "words"),
     [
         ("completions", {"prompt": [*[1] * 1_000_000, 1.5]}, "prompt: must be a text, a list of token ids, or a list"),
-        ("completions", {"prompt": [[1]] * 1_000_000}, "prompt: must be a text, a list of token ids, or a list"),
+        ("completions", {"prompt": [[1]] * 90_000}, "prompt: must be a text, a list of token ids, or a list"),
         ("completions", {"prompt": "a", "stop": [1] * 1_000_000}, "stop: Input should be a valid string"),
         ("completions", dict.fromkeys(map(str, range(300_000)), 1), "the body: 300000 keys; at most 100 are read"),
-        ("chat/completions", {"messages": [{"role": 1}] * 300_000}, "messages[0].role: Input should be 'system'"),
+        ("completions", {"prompt": [[1]] * 1_000_000}, "the body has more than 100000 objects and lists"),
+        ("chat/completions", {"messages": [USER] * 500_000}, "the body has more than 100000 objects and lists"),
+        ("chat/completions", {"messages": [{"role": 1}] * 90_000}, "messages[0].role: Input should be 'system'"),
     ],
-    ids=("ids", "lists", "stops", "keys", "messages"),
+    ids=("ids", "lists", "stops", "keys", "million lists", "many messages", "messages"),
 )
 def test_a_wrong_body_of_megabytes_is_refused_at_once(
     server: LocalServer, road: str, body: dict[str, Any], words: str
@@ -126,6 +129,25 @@ def test_a_wrong_body_of_megabytes_is_refused_at_once(
     status, found = post(server, f"/v1/{road}", content)
     assert time.monotonic() - begin_s < 5
     assert (status, found["error"]["message"].startswith(words)) == (400, True)
+
+
+def test_braces_in_a_text_are_neither_objects_nor_lists(server: LocalServer) -> None:
+    status, found = post(server, "/v1/completions", {"prompt": '{[\\"' * 200_000})
+    assert (status, "prompt of 800000 characters" in found["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(("first", "second"), [("2", "40"), ("40", "2"), ("2", "2")])
+def test_two_lengths_of_one_body_are_refused_where_they_differ(server: LocalServer, first: str, second: str) -> None:
+    """RFC 9112, 6.3. Of equal ones the body is read, which asks for nothing here."""
+    head = f"Host: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
+    lengths = f"Content-Length: {first}\r\nContent-Length: {second}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        client.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}{lengths}\r\n{{}}".encode())
+        with client.makefile("rb") as answer:
+            told = answer.read().decode()
+    assert " 400 " in told.splitlines()[0]
+    assert ("Content-Length: is given as 2 and as 40" in told) == (first != second)
+    assert ("prompt: is missing" in told) == (first == second)
 
 
 def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: LocalServer) -> None:

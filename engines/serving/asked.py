@@ -6,8 +6,10 @@ The keys are OpenAI's, and those that vLLM and llama-server added for measuring 
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -23,6 +25,10 @@ MOST_PROMPTS = 256
 """Of one request; so many may wait in all."""
 MOST_KEYS = 100
 """Of one object; there are not so many."""
+MOST_OPENED = 100_000
+"""Objects and lists of a body. To read some million of them took 10 s, in which no other client was answered."""
+_OPENED = re.compile(rb'"(?:[^"\\]|\\.)*+"?+|([{\[])', re.DOTALL)
+"""A string, whatever is in it; or what opens an object or a list."""
 Strings = Annotated[list[str], Field(fail_fast=True)]
 """One error is enough. All of a body of megabytes took minutes, in which no other client was answered."""
 Ids = Annotated[list[int], Field(fail_fast=True)]
@@ -182,12 +188,21 @@ A = TypeVar("A", CompletionAsked, ChatAsked)
 
 def read_asked(schema: type[A], body: bytes) -> A:
     """Raises `BadRequestError` with all that is wrong."""
+    if _opens_many(body):
+        raise BadRequestError(f"the body has more than {MOST_OPENED} objects and lists; ask for less at once")
     try:
         asked = schema.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise BadRequestError(printable("; ".join(dict.fromkeys(map(_told, error.errors()))), 1000)) from error
     asked.check()
     return asked
+
+
+def _opens_many(body: bytes) -> bool:
+    if body.count(b"{") + body.count(b"[") <= MOST_OPENED:
+        return False
+    opened = (found for found in _OPENED.finditer(body) if found[1])
+    return next(islice(opened, MOST_OPENED, None), None) is not None
 
 
 def _told(error: Any) -> str:

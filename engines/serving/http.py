@@ -144,7 +144,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes | None:
         """None: refused."""
         kind, length = self.headers.get_content_type(), self.headers.get("Content-Length", "")
-        if kind != "application/json":
+        if len(lengths := set(self.headers.get_all("Content-Length", ()))) > 1:
+            # Where the body ends, and the next request begins, nobody can say: RFC 9112, 6.3.
+            self._refuse(HTTPStatus.BAD_REQUEST, f"Content-Length: is given as {' and as '.join(sorted(lengths))}")
+        elif kind != "application/json":
             told = f"Content-Type {kind}: send application/json"
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, told)
         elif "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
@@ -341,7 +344,8 @@ class _Handler(BaseHTTPRequestHandler):
         """A body that was not read would be taken for the next request: the connection ends."""
         self.close_connection = True
         # Without a head where that was none.
-        length = self.headers.get("Content-Length", "") if hasattr(self, "headers") else ""
+        lengths = self.headers.get_all("Content-Length", ()) if hasattr(self, "headers") else ()
+        length = min(lengths, key=lambda told: (len(told), told), default="")
         if not self._has_body and length.isascii() and length.isdigit() and len(length) <= 6:
             # A connection that ends with bytes unread takes the answer with it.
             self.rfile.read(int(length))
