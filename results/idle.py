@@ -48,7 +48,11 @@ def idle_baseline(
             watts.append(None)
             reasons.append(f"no idle trace {when} the window{f' of {lacking[0]}' if own else ''}")
             continue
-        whole = (max(float(t.times_s[0]) for t in own), min(float(t.times_s[-1]) for t in own))
+        # The last mean stands in the middle of its time.
+        whole = (
+            max(float(t.times_s[0]) for t in own),
+            min(float(t.times_s[-1]) - (t.averaged_s or 0.0) / 2 for t in own),
+        )
         energy = MeterEnergy(own, meter, component)
         reading = energy.between([whole], "all")
         watts.append(reading.average_power_w)

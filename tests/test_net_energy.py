@@ -33,6 +33,15 @@ def test_net_energy_is_gross_less_idle_and_carries_the_idle_drift() -> None:
     assert reading.uncertainty_j == pytest.approx(0)
 
 
+def test_means_of_a_known_time_have_net_energy_too() -> None:
+    """The last mean stands in the middle of its time: an idle time that ended with it was uncovered, always."""
+    mean = {"averaged_s": 1.0, "update_period_s": 1.0}
+    idle = idle_baseline("m", [flat(4.0, 0, 12, **mean)], [flat(6.0, 40, 52, **mean)])
+    assert (idle.before_w, idle.after_w, idle.reason) == (pytest.approx(4.0), pytest.approx(6.0), None)
+    reading = energy(flat(30.0, 14, 36, **mean), (15.0, 35.0), idle=idle)
+    assert reading.net_energy_j == pytest.approx(600.0 - 5 * 20)
+
+
 def test_a_part_of_another_meter_is_none_that_lacks() -> None:
     other = flat(7.0, 0, 1, meter="other", component="z")
     idle = idle_baseline("m", [flat(4.0, 0, 1), other], [flat(6.0, 20, 21)])
