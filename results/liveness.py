@@ -39,6 +39,8 @@ STUCK_UPDATES = 12
 """A power that shows one value for so many may be stuck."""
 FEWEST_ELSEWHERE = 20
 """Updates beside it, that tell how often it changes."""
+FEWEST_OTHERS = 3
+"""Values beside one that noise alone would change: so many, none of which stands for a twelfth as long."""
 STUCK_BY_CHANCE = 1e-6
 """That a living sensor repeats itself so often."""
 FINE_STEP = 1e-3
@@ -278,7 +280,8 @@ def stuck_runs(trace: PowerTrace) -> list[tuple[int, int]]:
     How often it turns elsewhere, up and down again, says how likely that is: of three readings that noise alone makes
     differ, the middle is the highest or the lowest in two of three cases; on a ramp or at a step it never is. A sensor
     of coarse steps repeats itself, and rests at its lowest value: it is stuck only above that, where it changes by
-    several of its steps elsewhere, and from reading to reading.
+    several of its steps elsewhere, and from reading to reading. Where there is too little elsewhere to tell, a fine
+    reading is stuck that stands for many times as long as the others.
     """
     t, watts = trace.times_s, trace.values
     period_s = max(trace.update_period_s, trace.sample_interval_s)
@@ -293,8 +296,14 @@ def stuck_runs(trace: PowerTrace) -> list[tuple[int, int]]:
     n_turns = 1.5 * float((change_w[1:] * change_w[:-1] < 0).sum())
     often = max(0.0, n_turns - 2 * math.sqrt(n_turns)) / max(n_elsewhere, n_turns, 1.0)
     # Where every value stands for long, the load does: nothing shows that it should move.
-    if not is_long.any() or is_long.all() or n_elsewhere < FEWEST_ELSEWHERE or often <= 0:
+    if not is_long.any() or is_long.all():
         return []
+    if n_elsewhere < FEWEST_ELSEWHERE or often <= 0:
+        # Noise alone changes a fine reading, however few others there are.
+        usual = max(1.0, float(np.median(lasting[~is_long])))
+        far = is_long & (lasting >= STUCK_UPDATES * usual) & (np.count_nonzero(~is_long) >= FEWEST_OTHERS)
+        runs = zip(begins[far].tolist(), lasts[far].tolist(), strict=True)
+        return [(i, j) for i, j in runs if watts[i] != 0 and is_fine(float(watts[i]), trace.resolution)]
     steps_w = np.abs(change_w)
     step_w, usual_w = _step_w(steps_w, trace.resolution), float(np.median(steps_w))
     # Between changes of the load it repeats itself anyway: under a power cap for as long as that holds.
@@ -303,8 +312,8 @@ def stuck_runs(trace: PowerTrace) -> list[tuple[int, int]]:
     found = []
     for i, j, n in zip(begins[is_long].tolist(), lasts[is_long].tolist(), lasting[is_long].tolist(), strict=True):
         by_chance = n * math.log1p(-often) if often < 1 else -math.inf
-        is_fine = step_w <= FINE_STEP * abs(watts[i])
-        may_rest = not is_fine and (is_quiet or watts[i] <= lowest_w + step_w or usual_w < 3 * step_w)
+        has_fine_steps = step_w <= FINE_STEP * abs(watts[i])
+        may_rest = not has_fine_steps and (is_quiet or watts[i] <= lowest_w + step_w or usual_w < 3 * step_w)
         if watts[i] != 0 and by_chance < math.log(STUCK_BY_CHANCE) and not may_rest:
             found.append((i, j))
     return found
