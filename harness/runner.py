@@ -277,5 +277,7 @@ def trial_order(plan: Plan) -> Iterator[tuple[CellPlan, int]]:
         cells = [c for c in plan.cells if repeat < rule_of(plan, c).max_repeats]
         if plan.protocol.order == "shuffled":
             shuffler.shuffle(cells)
+        elif repeat % 2:
+            cells.reverse()
         for cell_plan in cells:
             yield cell_plan, repeat

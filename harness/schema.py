@@ -197,7 +197,7 @@ class TrialProtocol(Record):
     """Idle baseline before and after each window; 0: none, and no net energy."""
     cooldown_s: float = Field(0.0, ge=0, le=DAY_S)
     order: Literal["interleaved", "sequential", "shuffled"] = "interleaved"
-    """interleaved: every cell once, then again, so that drift hits all arms alike."""
+    """interleaved: every cell once, then again backwards, and so on, so that drift hits all arms alike (Cox 1951)."""
     sample_interval_s: float = Field(0.05, ge=0.001, le=10)
     retries: int = Field(2, ge=0, le=1000)
     """Of transient failures, a trial."""

@@ -59,7 +59,7 @@ def replaced_in(folder: Path) -> tuple[Trial, ...]:
 
 
 def test_a_resume_measures_again_what_a_lost_device_took_in_its_place(tmp_path: Path) -> None:
-    """The second of three rounds was lost for the second arm, and the third round for both."""
+    """The second of three rounds was lost for the first arm, and the third round for both."""
     plan = planned({"repeats": 3, "retries": 0})
     outcome, _, before = run(plan, lost_at(6, 7, 8), tmp_path / "run")
     assert outcome == RunOutcome(n_ok=3, n_failed=3, n_lost=3)
@@ -69,7 +69,7 @@ def test_a_resume_measures_again_what_a_lost_device_took_in_its_place(tmp_path: 
     assert outcome == RunOutcome(n_ok=6, n_failed=0)
     assert heard.expected == (6, 3)
     assert after[:3] == before[:3]
-    assert places(after[3:], plan) == [("tiers", 1, "ok"), ("dropless", 2, "ok"), ("tiers", 2, "ok")]
+    assert places(after[3:], plan) == [("dropless", 1, "ok"), ("dropless", 2, "ok"), ("tiers", 2, "ok")]
     assert [t.sitting for t in after] == [0, 0, 0, 1, 1, 1]
     assert replaced_in(tmp_path / "run") == tuple(before[3:])
 

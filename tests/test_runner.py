@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
@@ -20,6 +22,7 @@ from harness.plan import Plan, build_plan
 from harness.plan_differences import plan_differences
 from harness.runner import Runner, RunOutcome, trial_order
 from results.environments import Environment
+from results.ratios import ratio_of_means
 from results.runs import OWN_CODE, Input
 from results.store import Store, StoreError
 from results.trials import Trial
@@ -84,14 +87,46 @@ def order(plan: Plan) -> list[tuple[str, int]]:
 # --- order -----------------------------------------------------------------------------------------------------------
 
 
-def test_interleaved_takes_every_cell_once_and_then_again(tmp_path: Path) -> None:
+def test_interleaved_takes_every_cell_once_and_then_again_backwards(tmp_path: Path) -> None:
     plan = planned({"repeats": 3})
-    expected = [(engine, repeat) for repeat in range(3) for engine in ("dropless", "tiers")]
+    rounds = (("dropless", "tiers"), ("tiers", "dropless"), ("dropless", "tiers"))
+    expected = [(engine, repeat) for repeat, engines in enumerate(rounds) for engine in engines]
     assert order(plan) == expected
     bench = FakeBench()
     _, _, trials = run(plan, bench, tmp_path / "run")
     assert bench.order == [engine for engine, _ in expected]
     assert [t.repeat for t in trials] == [repeat for _, repeat in expected]
+
+
+def test_a_machine_that_gets_slower_with_each_trial_does_so_for_all_arms_alike() -> None:
+    engines = [DROPLESS | {"name": f"e{i}"} for i in range(5)]
+    found = order(build_plan(raw_plan(engine=engines, protocol=FAST | {"repeats": 4})))
+    places = {name: [i for i, (engine, _) in enumerate(found) if engine == name] for name in ("e0", "e2", "e4")}
+    assert {sum(own) for own in places.values()} == {4 * sum(range(20)) / 20}
+    assert [repeat for _, repeat in found] == [repeat for repeat in range(4) for _ in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["interleaved", "shuffled", "sequential"])
+def test_the_page_says_how_often_drift_tells_arms_apart_that_are_alike(kind: str) -> None:
+    """Of 1200 ratios a share is known to 1 %; those of one run share their baseline."""
+    page = (Path(__file__).parents[1] / "docs" / "figures.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{kind}`")]
+    rng, told = np.random.default_rng(20261201), [int(cell) / 100 for cell in row.strip("| ").split("|")[1:]]
+    engines, apart = [DROPLESS | {"name": f"e{i}"} for i in range(5)], [0, 0]
+    orders = [
+        order(build_plan(raw_plan(engine=engines, protocol=FAST | {"repeats": 5, "order": kind, "seed": seed})))
+        for seed in range(20 if kind == "shuffled" else 1)
+    ]
+    for n in range(300):
+        wandering = rng.normal(0.0, 0.03, 25)
+        for i in range(1, 25):
+            wandering[i] = 0.9 * wandering[i - 1] + (1 - 0.9**2) ** 0.5 * wandering[i]
+        for column, drift in enumerate((np.linspace(0.0, 0.1, 25), wandering)):
+            took_s: dict[str, list[float]] = {f"e{i}": [0.0] * 5 for i in range(5)}
+            for (name, repeat), own in zip(orders[n % len(orders)], drift + rng.normal(0.0, 0.005, 25), strict=True):
+                took_s[name][repeat] = math.exp(own)
+            apart[column] += sum(ratio_of_means([(took_s[f"e{i}"], took_s["e0"])]).is_clear for i in range(1, 5))
+    assert [n / 1200 for n in apart] == pytest.approx(told, abs=0.04)
 
 
 def test_sequential_finishes_one_cell_before_the_next() -> None:
