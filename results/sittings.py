@@ -4,13 +4,14 @@ A run that is gone on with (`--resume`) has another sitting, and so has a device
 Repeat i of two arms is a pair because they followed each other; measured in two sittings they did not, and what changed
 meanwhile (heat, charge, other programs) is in their difference. One such pair among others scatters by what it is off,
 so that the interval of all holds the truth. Of several that are off by the same it does not: then those of one sitting
-alone are pairs.
+alone are pairs. In a plan whose order is sequential none followed each other, which is told.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from results.records import Cell
 from results.runs import RunData
@@ -69,8 +70,23 @@ def told_apart(cells: Iterable[Cell], sittings: Sittings) -> list[str]:
     return told
 
 
+def told_in_turn(plan: Mapping[str, Any], cells: Iterable[Cell], sittings: Sittings) -> list[str]:
+    """What a reader must know of arms that were measured one after the other: repeat i of two of them is no pair."""
+    if (plan.get("protocol") or {}).get("order") != "sequential":
+        return []
+    arms = Counter((cell.workload, cell.device, cell.model) for cell in cells if cell.cell_id in sittings)
+    if max(arms.values(), default=0) < 2:
+        return []
+    return [
+        'protocol.order is "sequential": all repeats of an arm were measured before those of the next. What changed'
+        " meanwhile, as heat, is in the differences of arms, and in no interval: arms that are alike may be told apart"
+        " by it."
+    ]
+
+
 def sitting_notes(run: RunData) -> list[str]:
-    return told_apart(run.cells, sittings_of(run.trials))
+    sittings = sittings_of(run.trials)
+    return told_apart(run.cells, sittings) + told_in_turn(run.info.plan, run.cells, sittings)
 
 
 def told_replaced(cells: Iterable[Cell], replaced: Iterable[Trial]) -> tuple[str, ...]:

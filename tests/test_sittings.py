@@ -11,9 +11,10 @@ import pytest
 from results.compare import compare_trials
 from results.history.comparison import Side, compare, told_of
 from results.ratios import ratio_of_means
+from results.report.caveats import caveats_of
 from results.report.standings import Group
 from results.runs import RunData
-from results.sittings import APART, pairs_that_count
+from results.sittings import APART, pairs_that_count, sitting_notes
 from tests.run_builders import run
 from tests.test_standings import groups, lasting, named, screen, standing
 
@@ -125,3 +126,20 @@ def test_pairs_of_two_sittings_are_counted_over_all_workloads_of_a_ratio(
     own = [dict.fromkeys(range(3), 0) for _ in later]
     other = [{i: int(i in of_workload) for i in range(3)} for of_workload in later]
     assert [tuple(kept) for kept in pairs_that_count(repeats, own, other)] == list(pairs)
+
+
+def test_arms_that_were_measured_one_after_the_other_are_told() -> None:
+    """Repeat i of both is no pair then: they may be hours apart, and nothing in the repeats tells."""
+    data = apart(3, later=())
+    both = [Side("a", told_of(data), "first"), Side("b", told_of(data), "second")]
+    assert sitting_notes(data) == []
+    assert not [note for note in compare(*both, frozenset()).notes if "sequential" in note]
+    assert not [c for c in caveats_of(data, "host") if "one after the other" in c.text]
+    in_turn = replace(data, info=data.info.model_copy(update={"plan": {"protocol": {"order": "sequential"}}}))
+    (note,) = sitting_notes(in_turn)
+    assert "all repeats of an arm were measured before those of the next" in note
+    both = [Side("a", told_of(in_turn), "first"), Side("b", told_of(in_turn), "second")]
+    assert note in compare(*both, frozenset()).notes
+    assert [c.target for c in caveats_of(in_turn, "host") if "one after the other" in c.text] == ["know"]
+    alone = replace(in_turn, cells=in_turn.cells[:1], trials=in_turn.trials[:3])
+    assert sitting_notes(alone) == []

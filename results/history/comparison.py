@@ -31,7 +31,7 @@ from results.history.settings import changed_settings, engine_changes, settings_
 from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
 from results.records import Cell
 from results.runs import OWN_CODE, RunData, RunInfo
-from results.sittings import APART, Sittings, pairs_that_count, sittings_of, told_apart
+from results.sittings import APART, Sittings, pairs_that_count, sittings_of, told_apart, told_in_turn
 from results.trials import Trial
 from results.units import number_of
 
@@ -185,7 +185,9 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
     yield from _rests_notes(first.run, second.run, pairs)
     yield from (f"{side.name}: {remark}" for side in (first, second) for remark in side.run.remarks)
     if first.run.info.run_id == second.run.info.run_id:
-        yield from told_apart([cell for pair in pairs for cell in pair], first.run.sittings)
+        cells = list({cell.cell_id: cell for pair in pairs for cell in pair}.values())
+        yield from told_apart(cells, first.run.sittings)
+        yield from told_in_turn(first.run.info.plan, cells, first.run.sittings)
     yield from _alone(first, second, pairs)
     methods = {f.method for row in rows for f in (row.first, row.second) if f is not None and row.verdict != "refused"}
     if "modelled" in methods:

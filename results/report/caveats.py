@@ -8,7 +8,7 @@ from results.cells import model_name, shared_cpu, trials_of
 from results.records import MODEL_PREFIX
 from results.roads import comparable_roads
 from results.runs import RunData
-from results.sittings import sittings_of, told_apart
+from results.sittings import sittings_of, told_apart, told_in_turn
 from results.units import format_share
 
 SHOWN_MODELS = 2
@@ -52,8 +52,11 @@ def caveats_of(run: RunData, device: str) -> tuple[Caveat, ...]:
                 f"{shared.n} of {shared.n_of} trials shared the CPU, up to {format_share(shared.most)} of it", "know"
             )
         )
-    if told_apart(cells, sittings_of(own)):
+    sittings = sittings_of(own)
+    if told_apart(cells, sittings):
         found.append(Caveat("arms were measured in different sittings", "know"))
+    if told_in_turn(run.info.plan, cells, sittings):
+        found.append(Caveat("arms were measured one after the other", "know"))
     for workload in dict.fromkeys(c.workload for c in cells):
         roads = {comparable_roads(trials[c.cell_id]) for c in cells if c.workload == workload} - {frozenset()}
         if len(roads) > 1:
