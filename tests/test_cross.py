@@ -279,6 +279,16 @@ def test_rows_price_what_fits_and_say_why_the_others_are_not_there() -> None:
     assert "npu" in str(by_name["anemll"].why_not)
 
 
+def test_an_arm_that_stands_elsewhere_under_another_name_says_so() -> None:
+    """It said which keys of a plan to set, and the table has none. What a sheet is not for is told no other name."""
+    (found,) = arms_on(load_sheet("a100"), QWEN, ("dropless",))
+    assert found.why_not == (
+        "attention would be on cpu, where its sheet prices no attention; on its gpu it is the technique gpu"
+    )
+    (found,) = arms_on(load_sheet("m2-ultra-table4"), QWEN, ("dropless",))
+    assert "on its" not in str(found.why_not)
+
+
 def test_a_model_that_fits_nowhere_is_out_of_memory() -> None:
     question = Question(QWEN, UniformRouting(), prompt_tokens=4, decode_steps=1, chunk=4)
     (found,) = cross_table(question, [load_sheet("a6000")], ("gpu",))

@@ -60,8 +60,17 @@ def arms_on(
     for name in techniques:
         own = list(_arms_of(name, sheet, shape, cached_tokens))
         fits = [arm for arm in own if arm.why_not is None]
-        found += fits or own[:1]
+        found += fits or [_with_other_name(own[0], sheet)]
     return found
+
+
+def _with_other_name(arm: Arm, sheet: Sheet) -> Arm:
+    """Told as which technique it stands on another unit: here nobody can set its unit."""
+    others = SAME_AS.items() if arm.parameters is not None else ()
+    for (name, unit), other in others:
+        if name == arm.technique and unit in sheet.units and _named(other, {}, sheet).why_not is None:
+            return replace(arm, why_not=f"{arm.why_not}; on its {unit} it is the technique {other}")
+    return arm
 
 
 def _arms_of(name: str, sheet: Sheet, shape: ModelShape, cached_tokens: int) -> Iterator[Arm]:
@@ -132,7 +141,7 @@ def _arm(name: str, given: Mapping[str, Any], parameters: Composed, sheet: Sheet
     ranks = sum(unit.startswith("rank:") for unit in sheet.units) if takes_ranks else 1
     # What every token passes through lies on each rank; it is priced on the first.
     backbone = "rank:0" if takes_ranks and ranks else None
-    why_not = _absent(parameters, sheet, backbone) or unpriced(parameters, sheet, backbone)
+    why_not = _absent(parameters, sheet, backbone) or unpriced(parameters, sheet, backbone or parameters.backbone)
     return Arm(name, _told(given), parameters, why_not, max(ranks, 1), backbone)
 
 
