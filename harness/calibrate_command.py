@@ -53,7 +53,9 @@ def calibrate(
         bool,
         typer.Option("--estimator", help="Train a network that predicts the experts of the next layer, and keep it."),
     ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the estimator's training; default: 0.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the estimator's training; default: 0.")
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, max=10_000_000, help="Steps of the estimator's training; default: 3000.")
     ] = None,

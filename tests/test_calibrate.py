@@ -172,6 +172,15 @@ def test_what_an_estimator_is_told_needs_one(tmp_path: Path) -> None:
     )
 
 
+def test_a_seed_that_no_generator_takes_is_told_by_its_option(tmp_path: Path) -> None:
+    """The words of a library stood there, in four lines with a link."""
+    given = ("--data", "boolq", "--estimator", "--seed", str(1 << 63), "--out", str(tmp_path / "p"))
+    found = joulebench("calibrate", MODEL, *given)
+    assert found.code == 2
+    assert "'--seed': " in found.problems[-1]
+    assert "pydantic" not in found.stderr
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
