@@ -36,7 +36,7 @@ from engines.road import road
 from engines.sequences import Reading, RunningSequence, reading, stamp
 from engines.shown import Shown
 from engines.sizes import own_sizes, told_sizes
-from engines.techniques.base import Technique, TechniqueParameters
+from engines.techniques.base import Technique, TechniqueParameters, stands_alone
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, Costs, ModelSizes
 from results.copies import DecodeStep
@@ -47,6 +47,8 @@ from results.records import ActiveWeights, Completion, Request
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
 """Threads: more than any machine has cores; torch and the kernels start as many as they are told."""
+
+LastLayer = Literal["asked"]
 
 ANY_MEMORY = ExpertMemory()
 
@@ -77,6 +79,7 @@ class ReferenceEngine:
         ranks: int = 1,
         expert_memory: ExpertMemory = ANY_MEMORY,
         plans_first: bool = False,
+        last_layer: LastLayer | None = None,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
@@ -93,6 +96,8 @@ class ReferenceEngine:
         expert_memory: what a technique that loads experts may hold of them; the checkpoint's experts are then views of
         its file (`load_checkpoint` with experts_as_filed).
         plans_first: see `Shown`.
+        last_layer: of a prompt. None computes all tokens in it, which nobody but a technique that couples them needs.
+        "asked" computes those whose logits are wanted, and keys and values alone of the others.
         long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
         """
         if type(prefill_chunk) is not int or not 1 <= prefill_chunk <= MOST_CHUNK:
@@ -129,6 +134,7 @@ class ReferenceEngine:
         self._cores = cores or PhaseCores(one := PhaseSetting(threads or own_threads()), one)
         self._expert_memory = expert_memory
         self._plans_first = plans_first
+        self._last_layer = last_layer
         self._technique: Technique | None = None
         self._shown = Shown(NOTHING, None)
         if not technique.wanted_prompts:
@@ -183,6 +189,11 @@ class ReferenceEngine:
         else:
             context = self._expert_memory.counted(context, weights)
         self._technique = self._parameters.build(context)
+        if self._last_layer is not None and not stands_alone(self._technique):
+            raise EngineError(
+                f"technique {self._parameters.technique} plans a prompt's tokens together, in the last layer too; leave"
+                " last_layer out"
+            )
         self._shown = Shown(self._technique.asks, self._sizes, self._plans_first)
         if loads:
             self._shown.slots = self._expert_memory.slots(
@@ -276,7 +287,7 @@ class ReferenceEngine:
 
     def active_weights(self) -> ActiveWeights:
         moe = self._model.config.moe
-        return active_weights(self._model.weights, 0 if moe is None else moe.top_k)
+        return active_weights(self._model.weights, 0 if moe is None else moe.top_k, self._last_layer is not None)
 
     def reset(self) -> None:
         """The next request computes all of its prompt, whatever was asked before, and finds no expert loaded."""
@@ -370,6 +381,9 @@ class ReferenceEngine:
                 whole = self._model.decode_batch(token_ids, caches, technique, self._shown)
             if whole is not None:
                 return whole
+        leaves_out = self._last_layer is not None and phase == "prefill"
+        if leaves_out and (self.observer is not None or self.layer_observer is not None):
+            raise EngineError("an observer is told of all tokens in every layer; leave last_layer out")
         hidden_TH, plans = self._model.forward_batch(
             [torch.tensor(token_ids) for token_ids in read.chunks],
             caches,
@@ -378,11 +392,12 @@ class ReferenceEngine:
             self.layer_observer,
             self._counting.routed,
             self._shown,
+            read.ends if leaves_out else None,
         )
         if not read.asking:
             return Decoded(None, plans)
         # A decode step asks about all rows, and takes no view of them: views cost it 7 us.
-        asked_AH = hidden_TH if len(read.rows) == read.n_rows else hidden_TH[read.rows]
+        asked_AH = hidden_TH if leaves_out or len(read.rows) == read.n_rows else hidden_TH[read.rows]
         return Decoded(self._model.logits(asked_AH), plans)
 
     def _turn_for_next(self, sequence: RunningSequence, technique: Technique) -> None:

@@ -24,13 +24,14 @@ class RunningSequence:
 
 class Reading(NamedTuple):
     """chunks: the next tokens of each sequence, n_rows in all. asking: answers that ask about some of them. n_asked:
-    about how many, each. rows: which these are, in the same order."""
+    about how many, each. rows: which these are, in the same order. ends: how many of each chunk's last tokens."""
 
     chunks: list[list[int]]
     n_rows: int
     asking: list[Answer]
     n_asked: list[int]
     rows: list[int]
+    ends: list[int]
 
 
 def reading(parts: Sequence[tuple[RunningSequence, int]]) -> Reading:
@@ -39,6 +40,7 @@ def reading(parts: Sequence[tuple[RunningSequence, int]]) -> Reading:
     asking: list[Answer] = []
     n_asked: list[int] = []
     rows: list[int] = []
+    ends: list[int] = []
     n_rows = 0
     for sequence, n in parts:
         answer, position = sequence.answer, sequence.cache.length
@@ -48,8 +50,9 @@ def reading(parts: Sequence[tuple[RunningSequence, int]]) -> Reading:
             asking.append(answer)
             n_asked.append(n - first)
             rows.extend(range(n_rows + first, n_rows + n))
+        ends.append(max(n - first, 0))
         n_rows += n
-    return Reading(chunks, n_rows, asking, n_asked, rows)
+    return Reading(chunks, n_rows, asking, n_asked, rows, ends)
 
 
 def stamp(answers: Sequence[Answer], now_s: Callable[[], float], on_phase: PhaseListener) -> None:

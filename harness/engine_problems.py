@@ -12,6 +12,7 @@ from engines.prediction import why_not
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
+from harness.combinations import mismatch
 from harness.core_sets import CoreSets
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.external.base import ExternalSpec
@@ -40,6 +41,19 @@ def engine_problems(engine: Part[EngineSpec], computes: bool) -> Iterator[str]:
     from engines.cores import why_not_bound
 
     yield from _core_problems(engine.label, engine.spec.cores, why_not_bound)
+
+
+def last_layer_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
+    """Of an arm whose last layer shall leave tokens of a prompt out."""
+    spec = engine.spec
+    if spec.last_layer is None:
+        return
+    technique, told = spec.technique, f'engine {engine.label}: last_layer = "asked" leaves tokens of a prompt out'
+    if not (isinstance(technique, Composed) and technique.choices.tokens_stand_alone):
+        yield f"{told}, and {technique.technique} plans them together or with other layers; remove last_layer"
+    for device in devices:
+        if device.is_modelled and mismatch(spec, device) is None:
+            yield f"{told}, and {device.name} prices all; name other devices in the engine, or remove last_layer"
 
 
 def _core_problems(

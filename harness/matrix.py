@@ -165,6 +165,7 @@ def _computed_by(engine: AnyEngineSpec, model: AnyModelSpec, device: DeviceSpec)
             "dtype": model.dtype,
             **({"profile": engine.profile} if engine.profile is not None else {}),
             **({"reuse_prefix": True} if engine.reuse_prefix else {}),
+            **({"last_layer": engine.last_layer} if engine.last_layer is not None else {}),
             **({"decoding": engine.decoding} if engine.decoding is not None else {}),
             **engine.quantise.asked,
             **engine.quantise.rounding,

@@ -33,6 +33,7 @@ OF_COMPUTING = {
     "profile": "was learnt from a model that runs; counts are those of the routing",
     "threads": "computes nothing faster",
     "reuse_prefix": "has no prompts to compare",
+    "last_layer": "computes no prompt",
     "long_rope": "turns no token",
     "copy_bytes_per_s": "copies nothing",
     "decoding": "computes no token",

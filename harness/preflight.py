@@ -27,6 +27,7 @@ from harness.engine_problems import (
     engine_problems_with_model,
     graph_problems,
     hybrid_warning,
+    last_layer_problems,
     other_core_problems,
 )
 from harness.external.base import ExternalSpec
@@ -116,7 +117,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         if not draft.is_part:
             problems += unread_problems(engine, named.devices)
         problems += moving_problems(engine, devices, bool(computed))
-        problems += rank_problems(engine, devices)
+        problems += [*rank_problems(engine, devices), *last_layer_problems(engine, devices)]
         crowded = [rank_warning(engine), crowded_warning(engine, devices)] if computed else []
         warnings += [*crowded, untried_warning(engine, devices), unheeded_decoding(engine, devices)]
         warnings += [unheeded_threads(engine, devices) if computed else None, unheeded_forms(engine, computed)]

@@ -35,6 +35,8 @@ def rank_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> It
         yield f"engine {engine.label}: every rank would use the same cores; remove cores or ranks"
     if n_ranks is not None and engine.spec.decoding is not None:
         yield f"engine {engine.label}: decoding is of an engine in one process; remove decoding or ranks"
+    if n_ranks is not None and engine.spec.last_layer is not None:
+        yield f"engine {engine.label}: last_layer is of an engine in one process; remove last_layer or ranks"
     if n_ranks is not None and engine.spec.threads is not None and not _are_the_same(engine.spec.threads):
         yield f"engine {engine.label}: ranks use the same number of threads in both phases; give threads as one number"
     if place is not None and n_ranks is not None and n_ranks > 1:

@@ -314,6 +314,7 @@ class RunParts:
             costs=costs,
             expert_memory=expert_memory(plan.own_engine, plan.model),
             plans_first=plan.own_engine.decoding == "plan by plan",
+            last_layer=plan.own_engine.last_layer,
         )
 
     def _model(self, plan: CellPlan) -> Transformer:

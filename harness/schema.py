@@ -77,6 +77,9 @@ class EngineSpec(Record):
     """Processes that compute together, with a technique that places experts on ranks."""
     reuse_prefix: bool = False
     """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
+    last_layer: Literal["asked"] | None = None
+    """asked: the last layer computes only the tokens of a prompt whose logits are wanted, and of the others what later
+    tokens attend to: less work, the same answers. All tokens where it is not given, as techniques see them."""
     long_rope: Literal["at_once", "when_reached"] = "at_once"
     """When a sequence takes LongRoPE's long factors, in models that have them: from its first token on where it may
     reach beyond the original length, or as transformers does once it is there, and all is computed again."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DIGITS = 12
 Dtype = Literal["float32", "bfloat16", "float16"]
+LastLayer = Literal["asked"]
 
 
 def serve(
@@ -50,6 +51,10 @@ def serve(
     reuse_prefix: Annotated[
         bool, typer.Option("--reuse-prefix", help="Start behind the tokens shared with the request before.")
     ] = False,
+    last_layer: Annotated[
+        LastLayer | None,
+        typer.Option(help="asked: of a prompt it computes only tokens whose logits are wanted; default: all."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="By which clients ask for the model; default: MODEL.")] = None,
 ) -> None:
     """Answer OpenAI's protocol with the reference engine, on this machine only, until Ctrl-C."""
@@ -70,11 +75,11 @@ def serve(
 
     try:
         quantise = _quantise(model, weights, arithmetic)
-        engine = _engine(model, technique, profile, dtype, quantise, threads, chunk, reuse_prefix)
+        engine = _engine(model, technique, profile, dtype, quantise, threads, chunk, reuse_prefix, last_layer)
         computing = Computing(engine)
         narrowed = quantise.asked | quantise.rounding
         settings = narrowed | where_it_computes(threads) | what_computes()
-        settings |= {"chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
+        settings |= {"chunk": chunk, "reuse-prefix": reuse_prefix, "last-layer": last_layer, "profile": profile}
         told = ", ".join(f"{key} {value}" for key, value in settings.items() if value not in (None, False))
         version = f"joulebench {_version()}, {served_digest(model, profile)}: {technique}, {dtype}, {told}"
         server = LocalServer(computing, name or model, address, port, version)
@@ -183,6 +188,7 @@ def _engine(
     threads: int | None,
     chunk: int,
     reuse_prefix: bool,
+    last_layer: LastLayer | None,
 ) -> ReferenceEngine:
     """Raises `EngineError`; ends the command on options that are wrong."""
     parameters = technique_of(technique)
@@ -194,7 +200,9 @@ def _engine(
 
     in_file = parameters.loads_from_file
     checkpoint = load_checkpoint(model, getattr(torch, dtype), quantise, experts_as_filed=in_file)
-    engine = ReferenceEngine(checkpoint, parameters, chunk, threads=threads, reuse_prefix=reuse_prefix)
+    engine = ReferenceEngine(
+        checkpoint, parameters, chunk, threads=threads, reuse_prefix=reuse_prefix, last_layer=last_layer
+    )
     if not engine.needs_calibration:
         if profile is not None:
             fail(f"--profile {profile}: {parameters.technique} learns nothing; leave it out", EXIT_BAD_PLAN)

@@ -6,6 +6,8 @@ Derived from the time of a phase, its tokens, and the weights that a token needs
     decode    2 FLOP x (parameters of the layers + of the head) x tokens / seconds of decoding
     weights   bytes of the layers and of the head x tokens / seconds of decoding, where each token is a step of its own
 
+Where the last layer leaves out most of a prompt's tokens (`last_layer`), each is counted as one that is left out.
+
 It is what a token needs, whatever was done for it: padding, experts that a technique computes besides, and weights that
 it loads twice are not in it, nor what it leaves out. Nor is attention over the tokens before, or the reading of their
 keys and values. So both are lower bounds of what the machine did where nothing was left out.
@@ -55,7 +57,9 @@ def _rate(trial: Trial, weights: ActiveWeights, metric: str, phase: Phase) -> tu
         if _overlap(trial.completions):
             return None, TOGETHER
         return (weights.n_bytes + weights.head_bytes) * n_tokens / seconds / 1e9, None
-    n_parameters = weights.n_parameters + (weights.head_parameters if phase == "decode" else 0)
+    n_parameters = weights.n_parameters + weights.head_parameters
+    if phase == "prefill":
+        n_parameters = weights.n_parameters if weights.prompt_parameters is None else weights.prompt_parameters
     return 2 * n_parameters * n_tokens / seconds / 1e9, None
 
 

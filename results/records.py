@@ -220,6 +220,9 @@ class ActiveWeights(Record):
     n_bytes: int
     head_parameters: int
     head_bytes: int
+    prompt_parameters: int | None = None
+    """What a prompt's token needs of the layers, where the last one leaves out most of those that nobody asks about;
+    None where it needs them all."""
 
 
 NO_MODEL = "no model ran"

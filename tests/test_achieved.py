@@ -43,6 +43,21 @@ def test_a_token_needs_its_chosen_experts_and_no_row_of_the_embedding() -> None:
     assert (found.n_bytes, found.head_bytes) == (4 * n, 4 * found.head_parameters)
 
 
+def test_a_token_that_the_last_layer_leaves_out_needs_its_keys_and_values() -> None:
+    engine = ReferenceEngine(load_checkpoint(MODEL, torch.float32), DroplessParameters(), last_layer="asked")
+    hidden, heads = CONFIG["hidden_size"], CONFIG["num_attention_heads"]
+    width = CONFIG.get("head_dim", hidden // heads)
+    keys_and_values = 2 * hidden * CONFIG["num_key_value_heads"] * width + width + hidden
+    n = (CONFIG["num_hidden_layers"] - 1) * weights_of_a_layer(CONFIG) + keys_and_values + hidden
+    assert engine.active_weights().prompt_parameters == n
+    answered = [completion("a", 0.0, 8, (1.0, 1.25, 1.5))]
+    weights = WEIGHTS.model_copy(update={"prompt_parameters": 800})
+    one = trial(active_weights=weights, completions=answered, prefill_tokens=8, decode_tokens=2)
+    found = [o.value for o in achieved_observations(one)]
+    # As below, and the prompt's 8 tokens in 1 s are 2 x 800 x 8 FLOP.
+    assert found == pytest.approx([2 * 800 * 8 / 1e9, 2 * 1500 * 2 / 0.5 / 1e9, 2600 * 2 / 0.5 / 1e9])
+
+
 def test_narrow_experts_are_fewer_bytes_and_as_many_operations() -> None:
     plain, narrow = (
         ReferenceEngine(load_checkpoint(MODEL, torch.float32, forms), DroplessParameters()).active_weights()

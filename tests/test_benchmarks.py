@@ -38,6 +38,7 @@ from tests.benchmarks.race_models import (
     MODELS,
     VOCABULARY,
     active_weights,
+    asked_flop,
     build_model,
     decode_bytes,
     is_sparse,
@@ -86,6 +87,14 @@ def test_prefill_counts_each_pair_of_query_and_key_that_causal_attention_compute
     n = 5
     attention = sum(2 * 2 * (query + 1) for query in range(n)) * 8 * 16 * 64
     assert prefill_flop(DENSE, n) == 2 * active_weights(DENSE) * n + attention
+
+
+def test_a_prompt_asked_about_at_its_end_needs_keys_and_values_of_the_others_in_the_last_layer() -> None:
+    n, hidden = 5, 1024
+    kept = (n - 1) * 2 * 2 * hidden * 8 * 64
+    whole_layer = 2 * active_weights(DENSE) // 8
+    attention = sum(2 * 2 * (query + 1) for query in range(n)) * 7 * 16 * 64 + 2 * 2 * n * 16 * 64
+    assert asked_flop(DENSE, n) == whole_layer * (7 * n + 1) + kept + attention
 
 
 def test_decode_reads_weights_head_and_a_cache_of_16_bits() -> None:

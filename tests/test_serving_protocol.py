@@ -348,10 +348,11 @@ def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: P
     shutil.copytree(BUNDLED_FOLDER / MODEL.removeprefix(BUNDLED_PREFIX), model)
     first = served_digest(str(model), None)
     quantise = Quantisation(experts="int8", attention="int8", head="int8", arithmetic="int8")
-    narrow = ReferenceEngine(load_checkpoint(MODEL, torch.float32, quantise), dropless(), threads=1)
+    checkpoint = load_checkpoint(MODEL, torch.float32, quantise)
+    narrow = ReferenceEngine(checkpoint, dropless(), threads=1, last_layer="asked")
     expected = narrow.run(request(narrow.tokenizer.encode_prompt(PROMPT), 24, ignore_end_tokens=True), unheard)
     command = [sys.executable, "-c", "from harness.cli import main; main()", "serve", str(model), "--threads", "1"]
-    command += ["--weights", "int8", "--arithmetic", "int8"]
+    command += ["--weights", "int8", "--arithmetic", "int8", "--last-layer", "asked"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -375,7 +376,7 @@ def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: P
     built = build()
     assert built.sha256 is not None
     by = f"kernels {built.instruction_set} build {built.sha256[:12]}"
-    assert f"{first}: dropless, float32, {forms}, threads 1, CPUs {cpus}, {by}, chunk 512" in version
+    assert f"{first}: dropless, float32, {forms}, threads 1, CPUs {cpus}, {by}, chunk 512, last-layer asked" in version
     [weights] = model.glob("*.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -393,6 +394,7 @@ def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: P
         (["--weights", "fp16", "--arithmetic", "int8"], 'arithmetic "int8" multiplies weights of int8'),
         (["--arithmetic", "int8"], '--arithmetic int8: arithmetic "int8" multiplies'),
         (["--weights", "{ experts = 'int8', arithmetic = 'int8' }", "--arithmetic", "fp32"], "its arithmetic is int8"),
+        (["--technique", "coreml-naive", "--last-layer", "asked"], "coreml-naive plans a prompt's tokens together"),
     ],
 )
 def test_weights_that_cannot_be_served_end_the_command_with_one_line(options: list[str], words: str) -> None:

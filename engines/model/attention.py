@@ -104,6 +104,17 @@ def attend(
     return widened_linear(_rows_of_heads(mixed), weights.out_HQ, weights.out_bias_H)
 
 
+def keep_only(
+    x_TH: Tensor, weights: AttentionWeights | LatentWeights, config: ModelConfig, layer: int, step: Step
+) -> None:
+    """Writes the keys and values of rows whose own output nobody needs. step: shared with no other process."""
+    if isinstance(weights, LatentWeights):
+        assert config.attention.latent is not None  # as in `attend`
+        _cache_latents(step, layer, _latent_row(x_TH, weights, config, config.attention.latent, step))
+    else:
+        _cache(step, layer, *_keys_and_values(x_TH, weights, config, layer, step))
+
+
 def _shared_by_head(shared: SharedRows, key_TM: Tensor, value_TM: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """Keys and values of all rows, key_MTD and value_MTD, in one exchange."""
     n_heads = key_TM.shape[1] // head_dim
@@ -117,6 +128,11 @@ def _cache(step: Step, layer: int, key_MTD: Tensor, value_MTD: Tensor) -> None:
     for chunk in step.cached:
         for held_MSD, new_MTD in ((chunk.cache.keys[layer], key_MTD), (chunk.cache.values[layer], value_MTD)):
             held_MSD[:, chunk.position : chunk.end] = _as_kept(new_MTD[:, chunk.rows], held_MSD.dtype)
+
+
+def _cache_latents(step: Step, layer: int, row_TK: Tensor) -> None:
+    for chunk in step.cached:
+        chunk.cache.keys[layer][0, chunk.position : chunk.end] = row_TK[chunk.rows]
 
 
 def _as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -179,26 +195,47 @@ def _project(
     x_TH: Tensor, weights: AttentionWeights, config: ModelConfig, layer: int, step: Step
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values by head, normed where the model does so, and turned to their positions."""
-    attention, head_dim = config.attention, config.head_dim
-    query_TQ = widened_linear(x_TH, weights.q_QH, weights.q_bias_Q)
-    key_TM = widened_linear(x_TH, weights.k_MH, weights.k_bias_M)
-    value_TM = widened_linear(x_TH, weights.v_MH, weights.v_bias_M)
-    if weights.q_norm is not None and weights.k_norm is not None and attention.qk_norm == "all heads":
-        query_TQ, key_TM = weights.q_norm(query_TQ), weights.k_norm(key_TM)
-    if attention.clip is not None:
-        query_TQ, key_TM, value_TM = (x.clamp(-attention.clip, attention.clip) for x in (query_TQ, key_TM, value_TM))
-    query_TND, key_TMD, value_TMD = (x.view(len(x_TH), -1, head_dim) for x in (query_TQ, key_TM, value_TM))
-    if weights.q_norm is not None and weights.k_norm is not None and attention.qk_norm == "head":
-        # As they lie: of heads that lie apart the kernels read none.
-        query_TND, key_TMD = weights.q_norm(query_TND), weights.k_norm(key_TMD)
-    query_NTD, key_MTD, value_MTD = (x.transpose(0, 1) for x in (query_TND, key_TMD, value_TMD))
+    attention = config.attention
+    query_NTD = _by_head(x_TH, weights.q_QH, weights.q_bias_Q, weights.q_norm, config)
     if attention.rope_layers[layer]:
-        query_NTD, key_MTD = (_turned(x, config, step) for x in (query_NTD, key_MTD))
-        if attention.qk_norm == "l2":
-            query_NTD, key_MTD = (F.rms_norm(x, (head_dim,), eps=config.norm.eps) for x in (query_NTD, key_MTD))
+        query_NTD = _placed(query_NTD, config, step)
     elif attention.temperature is not None:
         query_NTD = (query_NTD * _temperature_T1(attention.temperature, step).to(x_TH.device)).to(x_TH.dtype)
-    return query_NTD, key_MTD, value_MTD
+    return query_NTD, *_keys_and_values(x_TH, weights, config, layer, step)
+
+
+def _keys_and_values(
+    x_TH: Tensor, weights: AttentionWeights, config: ModelConfig, layer: int, step: Step
+) -> tuple[Tensor, Tensor]:
+    key_MTD = _by_head(x_TH, weights.k_MH, weights.k_bias_M, weights.k_norm, config)
+    if config.attention.rope_layers[layer]:
+        key_MTD = _placed(key_MTD, config, step)
+    return key_MTD, _by_head(x_TH, weights.v_MH, weights.v_bias_M, None, config)
+
+
+def _by_head(
+    x_TH: Tensor, weight_QH: Matrix, bias_Q: Tensor | None, norm: NormWeights | None, config: ModelConfig
+) -> Tensor:
+    """[heads, T, D], clipped where the model does so. norm: over what its config says."""
+    kind, clip = config.attention.qk_norm, config.attention.clip
+    made_TQ = widened_linear(x_TH, weight_QH, bias_Q)
+    if norm is not None and kind == "all heads":
+        made_TQ = norm(made_TQ)
+    if clip is not None:
+        made_TQ = made_TQ.clamp(-clip, clip)
+    made_TND = made_TQ.view(len(x_TH), -1, config.head_dim)
+    if norm is not None and kind == "head":
+        # As they lie: of heads that lie apart the kernels read none.
+        made_TND = norm(made_TND)
+    return made_TND.transpose(0, 1)
+
+
+def _placed(x_NTD: Tensor, config: ModelConfig, step: Step) -> Tensor:
+    """Queries or keys of a layer that turns them."""
+    turned_NTD = _turned(x_NTD, config, step)
+    if config.attention.qk_norm == "l2":
+        return F.rms_norm(turned_NTD, (config.head_dim,), eps=config.norm.eps)
+    return turned_NTD
 
 
 def _turned(x_NTD: Tensor, config: ModelConfig, step: Step) -> Tensor:
@@ -273,8 +310,7 @@ def _latent_attention(
     query_NTD, turned_NTD = _latent_queries(x_TH, weights, config, latent, step)
     if step.shared is not None:
         row_TK = step.shared.gathered(row_TK)
-    for chunk in step.cached:
-        chunk.cache.keys[layer][0, chunk.position : chunk.end] = row_TK[chunk.rows]
+    _cache_latents(step, layer, row_TK)
     mixed = []
     for chunk in step.chunks:
         view, cached_1SK = chunk.views[config.attention.spans[layer]], chunk.cache.keys[layer]

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 
 from engines.base import HeldWeights
-from engines.model.attention import AttentionWeights
+from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.experts import ExpertWeights
 from engines.model.quantised import Arithmetic, AttentionArithmetic, CacheForm, QuantisedMatrix
-from engines.model.weights import ModelWeights, SparseWeights
+from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
 from results.records import ActiveWeights
 
 
@@ -68,10 +68,13 @@ def remedy(weights: object) -> str:
     return ", or ".join([*found, "fetch the model again"])
 
 
-def active_weights(weights: ModelWeights, top_k: int) -> ActiveWeights:
-    """Those that one token needs. top_k: experts that a layer's router chooses."""
+def active_weights(weights: ModelWeights, top_k: int, leaves_out: bool = False) -> ActiveWeights:
+    """Those that one token needs. top_k: experts that a layer's router chooses. leaves_out: whether the last layer
+    computes keys and values alone of a prompt's tokens that nobody asks about."""
     n_parameters, n_bytes = held_weights(weights.norm)
+    before_last = 0
     for layer in weights.layers:
+        before_last = n_parameters
         experts = layer.mlp.experts if isinstance(layer.mlp, SparseWeights) else None
         own = held_weights(layer)
         n_parameters, n_bytes = n_parameters + own.n_parameters, n_bytes + own.n_bytes
@@ -82,8 +85,22 @@ def active_weights(weights: ModelWeights, top_k: int) -> ActiveWeights:
             n_bytes -= all_of_them.n_bytes * n_left_out // len(experts.experts)
     head = held_weights((weights.head_LH, weights.head_bias_L))
     return ActiveWeights(
-        n_parameters=n_parameters, n_bytes=n_bytes, head_parameters=head.n_parameters, head_bytes=head.n_bytes
+        n_parameters=n_parameters,
+        n_bytes=n_bytes,
+        head_parameters=head.n_parameters,
+        head_bytes=head.n_bytes,
+        prompt_parameters=before_last + _of_keys_and_values(weights.layers[-1]) if leaves_out else None,
     )
+
+
+def _of_keys_and_values(layer: LayerWeights) -> int:
+    """Parameters that they need, with the norm before them."""
+    own = layer.attention
+    if isinstance(own, LatentWeights):
+        needed: tuple[object, ...] = (own.kv_down_RH, own.kv_norm)
+    else:
+        needed = (own.k_MH, own.v_MH, own.k_bias_M, own.v_bias_M, own.k_norm)
+    return held_weights((layer.attention_norm, needed)).n_parameters
 
 
 def _matrices(held: object) -> Iterator[torch.Tensor | QuantisedMatrix]:

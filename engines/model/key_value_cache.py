@@ -144,6 +144,12 @@ class Chunk:
     def rows(self) -> slice:
         return slice(self.first_row, self.first_row + self.n_tokens)
 
+    def part(self, first: int, n_tokens: int, first_row: int, device: torch.device | None) -> Chunk:
+        """So many of its tokens, `first` of its own being the first, as rows of another step."""
+        position = self.position + first
+        views = {span: view_of(span, position, n_tokens, device) for span in self.views}
+        return Chunk(self.cache, position, n_tokens, first_row, views)
+
 
 class SharedRows(Protocol):
     """Of a step whose rows are dealt to several processes: who has the others."""
@@ -177,3 +183,14 @@ class Step:
     def chunk_table(self) -> ChunkTable:
         """As the kernels read them, in all layers."""
         return chunk_table([(chunk.cache.table, chunk.position, chunk.n_tokens) for chunk in self.chunks])
+
+    def of_parts(self, parts: Sequence[tuple[int, int]], device: torch.device | None) -> tuple[Tensor, Step]:
+        """Some tokens of each chunk alone: the first and how many, which may be none. Returns their rows here too."""
+        chunks: list[Chunk] = []
+        rows: list[int] = []
+        for chunk, (first, n_tokens) in zip(self.chunks, parts, strict=True):
+            if n_tokens:
+                chunks.append(chunk.part(first, n_tokens, len(rows), device))
+                rows.extend(range(chunk.first_row + first, chunk.first_row + first + n_tokens))
+        row_A = torch.tensor(rows, dtype=torch.int64, device=self.cos_TP.device)
+        return row_A, Step(chunks, self.cos_TP[row_A], self.sin_TP[row_A])

@@ -33,7 +33,7 @@ from engines.model.accelerator import (
     moved,
     multiplies_groups,
 )
-from engines.model.attention import attend, kernel_table
+from engines.model.attention import attend, keep_only, kernel_table
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import FusedDecoder, fused_decoder
 from engines.model.experts import (
@@ -141,6 +141,7 @@ class Transformer:
         observer: LayerObserver | None = None,
         on_routing: RoutingListener | None = None,
         shown: Shown | None = None,
+        ends: Sequence[int] | None = None,
     ) -> tuple[Tensor, StepPlans]:
         """Runs one chunk of tokens for each sequence, at the end of its own cache, in one step.
 
@@ -150,6 +151,9 @@ class Transformer:
 
         on_routing: told what each sparse layer's router chose, but in fused steps: their `StepPlans` tell it.
         shown: what a technique that asks for more than routing is shown of its engine; kept up to date here.
+        ends: how many rows at the end of each chunk somebody asks about. hidden_TH holds these alone then, and of the
+        others the last layer computes keys and values and nothing else: its plan is that of the rows asked about, None
+        where there are none. It changes no answer of a technique to which tokens stand alone. None: all rows.
         """
         shown = shown or Shown(NOTHING, None)
         tokens_T = self._own_rows(chunks[0] if len(chunks) == 1 else torch.cat([*chunks]))
@@ -175,11 +179,11 @@ class Transformer:
         step = self._step([len(tokens_T) for tokens_T in chunks], caches)
         defers = said is not None and shown.defer()
         try:
-            hidden_TH = self._layers(hidden_TH, step, asked, plans)
+            hidden_TH = self._layers(hidden_TH, step, asked, plans, ends)
         finally:
             if defers:
                 shown.deferred(made)
-        normed_TH = self._weights.norm(hidden_TH)
+        normed_TH = self._weights.norm(hidden_TH) if len(hidden_TH) else hidden_TH
         for chunk in step.cached:
             chunk.cache.length = chunk.end
         if phase == "prefill":
@@ -267,11 +271,18 @@ class Transformer:
         step: Step,
         asked: Asked,
         plans: list[Computed | DispatchPlan | None],
+        ends: Sequence[int] | None,
     ) -> Tensor:
-        """One after the other. plans: what each computed is added."""
+        """One after the other. plans: what each computed is added. ends: as of `forward_batch`."""
         wants_norm = (asked.technique.needs_saliency and asked.said is None) or asked.observer is not None
         for layer, weights in enumerate(self._weights.layers):
-            attended_TH = self._attend(weights.attention_norm(hidden_TH), layer, step)
+            normed_TH = weights.attention_norm(hidden_TH)
+            if ends is not None and layer == len(self._weights.layers) - 1:
+                hidden_TH, normed_TH, step = self._at_ends(hidden_TH, normed_TH, step, ends)
+                if not len(hidden_TH):
+                    plans.append(None)
+                    return hidden_TH
+            attended_TH = self._attend(normed_TH, layer, step)
             # Saliency [S, 000 §3.2] is the attention block's own output, before the residual is added.
             saliency_T = row_norms(attended_TH) if wants_norm else None
             if weights.after_attention_norm is not None:
@@ -284,6 +295,18 @@ class Transformer:
             hidden_TH = summed(hidden_TH, mixed_TH)
             plans.append(plan)
         return hidden_TH
+
+    def _at_ends(
+        self, hidden_TH: Tensor, normed_TH: Tensor, step: Step, ends: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Step]:
+        """What the last layer goes on with: the rows at each chunk's end. Keys and values of the others are kept."""
+        befores = [chunk.n_tokens - n for chunk, n in zip(step.chunks, ends, strict=True)]
+        row_B, before = step.of_parts([(0, n) for n in befores], self._device)
+        if len(row_B):
+            last = len(self._weights.layers) - 1
+            keep_only(normed_TH[row_B], self._weights.layers[last].attention, self.config, last, before)
+        row_A, at_ends = step.of_parts(list(zip(befores, ends, strict=True)), self._device)
+        return hidden_TH[row_A], normed_TH[row_A], at_ends
 
     def _grouped(self, technique: Technique, plans: Sequence[Computed | DispatchPlan | None]) -> set[bool]:
         """Of layers that followed a plan, whether all experts were computed together and not one after the other."""

@@ -30,7 +30,7 @@ from engines.model.accelerator import Backend
 from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.checkpoints import Checkpoint
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn
-from engines.model.key_value_cache import Chunk, KeyValueCache, Step, view_of
+from engines.model.key_value_cache import Chunk, KeyValueCache, Step
 from engines.model.router import choose, route, router_logits
 from engines.model.said_layouts import SaidLayouts
 from engines.model.step_plans import Computed, StepPlans
@@ -95,8 +95,11 @@ class RankTransformer(Transformer):
         observer: LayerObserver | None = None,
         on_routing: RoutingListener | None = None,
         shown: Shown | None = None,
+        ends: Sequence[int] | None = None,
     ) -> tuple[Tensor, StepPlans]:
-        """As of one process. Other ranks than the first get the hidden states of their own rows back."""
+        """As of one process. Other ranks than the first get the hidden states of their own rows back. ends: refused."""
+        if ends is not None:
+            raise EngineError("ranks compute all rows of the last layer; leave last_layer out")
         if not isinstance(technique, OverRanks):
             raise EngineError(f"technique {technique.name} runs in one process, and this is one of several")
         rows = sum(map(len, chunks))
@@ -187,9 +190,7 @@ class RankTransformer(Transformer):
         first, end = max(chunk.first_row, own.start), min(chunk.first_row + chunk.n_tokens, own.stop)
         if first >= end:
             return None
-        position = chunk.position + first - chunk.first_row
-        views = {span: view_of(span, position, end - first, self._device) for span in chunk.views}
-        return Chunk(chunk.cache, position, end - first, first - own.start, views)
+        return chunk.part(first - chunk.first_row, end - first, first - own.start, self._device)
 
     # --- experts -----------------------------------------------------------------------------------------------------
 

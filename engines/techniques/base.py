@@ -30,7 +30,7 @@ from engines.residency import Booleans
 if TYPE_CHECKING:
     from engines.prediction import GuessRules
 
-from engines.techniques.context import Asks, BuildContext, LayerInput
+from engines.techniques.context import NOTHING, Asks, BuildContext, LayerInput
 
 Overflow = Literal["saliency", "order", "none"]
 """Which pairs an expert with too many loses: those of the least salient tokens, those of later tokens; none has any."""
@@ -301,6 +301,13 @@ class Technique(Protocol):
         None: something must be decided between router and experts, so that each layer waits for its plan.
         """
         ...
+
+
+def stands_alone(technique: Technique) -> bool:
+    """Whether what becomes of a prompt's token in a layer hangs on its own router's choice there, and on no other token
+    or layer. Then a layer may be computed for some of the tokens."""
+    sees_more = technique.couples_tokens or technique.needs_saliency or technique.asks != NOTHING
+    return not sees_more and technique.guesses is None
 
 
 class TechniqueParameters(Protocol):

@@ -96,6 +96,12 @@ class Choices(NamedTuple):
         return self.route.lossless and all(layout.lossless for layout in self.layouts)
 
     @property
+    def tokens_stand_alone(self) -> bool:
+        """See `engines.techniques.base.stands_alone`. Layouts but exact have a price that hangs on all tokens."""
+        is_exact = all(isinstance(layout, ExactParameters) for layout in self.layouts)
+        return is_exact and isinstance(self.route, RouterParameters) and isinstance(self.move, NothingParameters)
+
+    @property
     def layouts(self) -> tuple[LayoutParameters, ...]:
         return (self.layout,) if self.decode is None else (self.layout, self.decode)
 

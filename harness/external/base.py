@@ -37,8 +37,8 @@ class ExternalSpec(Record):
     what: ClassVar[str]
     abilities: ClassVar[Abilities]
     misplaced: ClassVar[Mapping[str, str]] = not_of(
-        "technique", "profile", "prefill_chunk", "ranks", "reuse_prefix", "long_rope", "max_batch", "expert_memory",
-        "copy_bytes_per_s", "decoding", "quantise", why=OF_OURS,
+        "technique", "profile", "prefill_chunk", "ranks", "reuse_prefix", "last_layer", "long_rope", "max_batch",
+        "expert_memory", "copy_bytes_per_s", "decoding", "quantise", why=OF_OURS,
     )  # fmt: skip
     max_batch: ClassVar[int] = 1
     model_begins: ClassVar[bytes] = b""

@@ -38,8 +38,8 @@ class CoremlSpec(ExternalSpec):
         cores="no",
     )
     misplaced: ClassVar[Mapping[str, str]] = not_of(
-        "ranks", "reuse_prefix", "long_rope", "max_batch", "expert_memory", "copy_bytes_per_s", "decoding", "quantise",
-        why=OF_OURS,
+        "ranks", "reuse_prefix", "last_layer", "long_rope", "max_batch", "expert_memory", "copy_bytes_per_s",
+        "decoding", "quantise", why=OF_OURS,
     )  # fmt: skip
 
     runs: Literal["coreml"]

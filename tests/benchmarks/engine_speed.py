@@ -31,7 +31,7 @@ from engines.kernels.compile import has
 from engines.kernels.library import loaded
 from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import Arithmetic
-from engines.reference import ReferenceEngine
+from engines.reference import LastLayer, ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from tests.benchmarks import llama_cpp
 from tests.benchmarks.limits import DensePrefill, Limits, gemm_ways
@@ -98,9 +98,9 @@ def ours(source: Path | str, form: str) -> Contender:
     return engine_of(source, FORMS[form])
 
 
-def engine_of(source: Path | str, held: Form) -> Contender:
+def engine_of(source: Path | str, held: Form, last_layer: LastLayer | None = None) -> Contender:
     checkpoint = load_checkpoint(str(source), held.dtype, held.quantise)
-    engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
+    engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024, last_layer=last_layer)
 
     def turn(n_prompt: int) -> tuple[Timed, Timed]:
         edges: list[Instant] = []

@@ -101,6 +101,16 @@ def prefill_flop(name: str, n_prompt: int) -> int:
     return 2 * active_weights(name) * n_prompt + attention_flop(n_prompt)
 
 
+def asked_flop(name: str, n_prompt: int) -> int:
+    """Of a prompt whose last layer computes its last token alone: of the others it needs keys and values."""
+    n_layers, hidden = BASE["num_hidden_layers"], BASE["hidden_size"]
+    keys_and_values = 2 * hidden * BASE["num_key_value_heads"] * BASE["head_dim"]
+    features = BASE["num_attention_heads"] * BASE["head_dim"]
+    of_others = active_weights(name) // n_layers - keys_and_values
+    left_out = 2 * of_others * (n_prompt - 1) + 4 * features * ((n_prompt - 1) * n_prompt // 2)
+    return prefill_flop(name, n_prompt) - int(left_out)
+
+
 def decode_bytes(name: str, weight_bits: float, n_context: int, cache_bytes: int = CACHE_BYTES) -> float:
     """What must be read for one token: the active weights, the head, and keys and values of the context."""
     weights = active_weights(name) + VOCABULARY * BASE["hidden_size"]
