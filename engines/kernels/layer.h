@@ -154,7 +154,7 @@ inline void ready_head(const AttentionLayer& layer, bool is_key, const float* co
 }
 
 // Queries [T, N D], keys and values [T, M D] of x[T, H]: projected, and queries and keys normed and turned. Then
-// done(t) of each token. cos, sin [T, P]; P = 0 turns nothing.
+// done(t) of each token. cos, sin [T, P]; P = 0 turns nothing. query: null where nobody needs them.
 template <class F>
 inline void project_heads(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
                           const float* sin_TP, int64_t n_pairs, float* query, float* key, float* value, int n_threads,
@@ -164,12 +164,13 @@ inline void project_heads(const AttentionLayer& layer, const float* x, int64_t n
       {&layer.q, layer.q_bias, query}, {&layer.k, layer.k_bias, key}, {&layer.v, layer.v_bias, value}};
   {
     const Timed timed(kInProjections);
-    multiply_all(into, 3, x, n_tokens, n_threads);
+    const int64_t first = query ? 0 : 1;
+    multiply_all(into + first, 3 - first, x, n_tokens, n_threads);
   }
   in_chunks(n_tokens, kFewRows, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       const float *cos_P = cos_TP + t * n_pairs, *sin_P = sin_TP + t * n_pairs;
-      for (int64_t head = 0; head < layer.n_heads + layer.n_kv_heads; head++) {
+      for (int64_t head = query ? 0 : layer.n_heads; head < layer.n_heads + layer.n_kv_heads; head++) {
         const bool is_key = head >= layer.n_heads;
         float* one = is_key ? key + t * kv_width + (head - layer.n_heads) * dim : query + t * q_width + head * dim;
         ready_head(layer, is_key, cos_P, sin_P, n_pairs, one);
@@ -209,14 +210,15 @@ inline void attend_rows(const AttentionLayer& layer, const float* query, int64_t
 }
 
 // An attention block of x[T, H]: as `project_heads`, then keys and values to the cache of each chunk, then as
-// `attend_rows`.
+// `attend_rows`. out: null where keys and values are all that is needed.
 inline void attention_block(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
                             const float* sin_TP, int64_t n_pairs, const Chunk* chunks, int64_t n_chunks, float* out,
                             int n_threads) {
   thread_local Buffer buffer;
   const int64_t dim = layer.dim, q_width = layer.n_heads * dim, kv_width = layer.n_kv_heads * dim;
-  float* query = scratch(buffer, n_tokens * (q_width + 2 * kv_width));
-  float *key = query + n_tokens * q_width, *value = key + n_tokens * kv_width;
+  const int64_t n_queries = out ? n_tokens * q_width : 0;
+  float* const made = scratch(buffer, n_queries + 2 * n_tokens * kv_width);
+  float *const query = out ? made : nullptr, *const key = made + n_queries, *const value = key + n_tokens * kv_width;
   project_heads(layer, x, n_tokens, cos_TP, sin_TP, n_pairs, query, key, value, n_threads, [&](int64_t t) {
     const Chunk* chunk = chunks;
     while (t >= chunk->first_row + chunk->n_tokens) chunk++;
@@ -229,7 +231,7 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
       });
     }
   });
-  attend_rows(layer, query, n_tokens, chunks, n_chunks, out, n_threads);
+  if (out) attend_rows(layer, query, n_tokens, chunks, n_chunks, out, n_threads);
 }
 
 // A layer without what only some families have: RMS norms before the blocks, SwiGLU, no biases in the feed-forward part.

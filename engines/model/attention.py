@@ -78,7 +78,7 @@ def attend(
     table: of `kernel_table`; None has torch compute. The kernel computes the block whole, projections included.
     """
     if table is not None and tables.serves(x_TH):
-        cos_TP, sin_TP = (step.cos_TP, step.sin_TP) if config.attention.rope_layers[layer] else (None, None)
+        cos_TP, sin_TP = _turns(config, layer, step)
         if step.shared is None:
             return native.attend(x_TH, table, cos_TP, sin_TP, step.chunk_table, layer)
         query_TQ, key_TM, value_TM = native.project(x_TH, table, cos_TP, sin_TP)
@@ -105,14 +105,28 @@ def attend(
 
 
 def keep_only(
-    x_TH: Tensor, weights: AttentionWeights | LatentWeights, config: ModelConfig, layer: int, step: Step
+    x_TH: Tensor,
+    weights: AttentionWeights | LatentWeights,
+    config: ModelConfig,
+    layer: int,
+    step: Step,
+    table: tables.AttentionTable | None,
 ) -> None:
-    """Writes the keys and values of rows whose own output nobody needs. step: shared with no other process."""
-    if isinstance(weights, LatentWeights):
+    """As `attend`, of which it writes the keys and values and computes nothing else. step: shared with no other
+    process."""
+    if table is not None and tables.serves(x_TH):
+        cos_TP, sin_TP = _turns(config, layer, step)
+        native.keep(x_TH, table, cos_TP, sin_TP, step.chunk_table, layer)
+    elif isinstance(weights, LatentWeights):
         assert config.attention.latent is not None  # as in `attend`
         _cache_latents(step, layer, _latent_row(x_TH, weights, config, config.attention.latent, step))
     else:
         _cache(step, layer, *_keys_and_values(x_TH, weights, config, layer, step))
+
+
+def _turns(config: ModelConfig, layer: int, step: Step) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """cos_TP and sin_TP of a layer that turns queries and keys."""
+    return (step.cos_TP, step.sin_TP) if config.attention.rope_layers[layer] else (None, None)
 
 
 def _shared_by_head(shared: SharedRows, key_TM: Tensor, value_TM: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

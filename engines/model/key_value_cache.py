@@ -184,13 +184,14 @@ class Step:
         """As the kernels read them, in all layers."""
         return chunk_table([(chunk.cache.table, chunk.position, chunk.n_tokens) for chunk in self.chunks])
 
-    def of_parts(self, parts: Sequence[tuple[int, int]], device: torch.device | None) -> tuple[Tensor, Step]:
+    def of_parts(self, parts: Sequence[tuple[int, int]], device: torch.device | None) -> tuple[slice | list[int], Step]:
         """Some tokens of each chunk alone: the first and how many, which may be none. Returns their rows here too."""
         chunks: list[Chunk] = []
-        rows: list[int] = []
+        several: list[int] = []
         for chunk, (first, n_tokens) in zip(self.chunks, parts, strict=True):
             if n_tokens:
-                chunks.append(chunk.part(first, n_tokens, len(rows), device))
-                rows.extend(range(chunk.first_row + first, chunk.first_row + first + n_tokens))
-        row_A = torch.tensor(rows, dtype=torch.int64, device=self.cos_TP.device)
-        return row_A, Step(chunks, self.cos_TP[row_A], self.sin_TP[row_A])
+                chunks.append(chunk.part(first, n_tokens, len(several), device))
+                several.extend(range(chunk.first_row + first, chunk.first_row + first + n_tokens))
+        # Of one chunk nothing is copied.
+        rows = slice(several[0], several[-1] + 1) if len(chunks) == 1 else several
+        return rows, Step(chunks, self.cos_TP[rows], self.sin_TP[rows])

@@ -301,12 +301,13 @@ class Transformer:
     ) -> tuple[Tensor, Tensor, Step]:
         """What the last layer goes on with: the rows at each chunk's end. Keys and values of the others are kept."""
         befores = [chunk.n_tokens - n for chunk, n in zip(step.chunks, ends, strict=True)]
-        row_B, before = step.of_parts([(0, n) for n in befores], self._device)
-        if len(row_B):
-            last = len(self._weights.layers) - 1
-            keep_only(normed_TH[row_B], self._weights.layers[last].attention, self.config, last, before)
-        row_A, at_ends = step.of_parts(list(zip(befores, ends, strict=True)), self._device)
-        return hidden_TH[row_A], normed_TH[row_A], at_ends
+        last = len(self._weights.layers) - 1
+        if any(befores):
+            rows, before = step.of_parts([(0, n) for n in befores], self._device)
+            attention = self._weights.layers[last].attention
+            keep_only(normed_TH[rows], attention, self.config, last, before, self._tables[last])
+        rows, at_ends = step.of_parts(list(zip(befores, ends, strict=True)), self._device)
+        return hidden_TH[rows], normed_TH[rows], at_ends
 
     def _grouped(self, technique: Technique, plans: Sequence[Computed | DispatchPlan | None]) -> set[bool]:
         """Of layers that followed a plan, whether all experts were computed together and not one after the other."""
