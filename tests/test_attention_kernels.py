@@ -105,6 +105,12 @@ def test_attention_block_is_its_definition(
     assert relative_error(found, expected) < 3e-6
     assert relative_error(keys[:, n_past : n_past + n_new], new_keys) < 1e-6
     assert keys[:, n_past + n_new :].isnan().all()
+    # Whoever asks for keys and values alone gets the very same, and nothing else is written.
+    own_keys, own_values = torch.full((2, *keys.shape), float("nan")).unbind()
+    own_keys[:, :n_past], own_values[:, :n_past] = past
+    native.keep(x, table, cos, sin, chunk_table([(cache_table([own_keys], [own_values]), n_past, n_new)]), layer=0)
+    for own, block in ((own_keys, keys), (own_values, values)):
+        assert torch.equal(own.nan_to_num(-99.0), block.nan_to_num(-99.0))
 
 
 def attended(

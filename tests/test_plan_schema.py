@@ -133,7 +133,8 @@ def test_the_first_plan_tells_defaults_as_they_are() -> None:
     # What has no default, or one that nobody would write, shows an example.
     examples = {
         "baseline", "devices", "profile", "threads", "cores", "ranks", "expert_memory", "copy_bytes_per_s", "decoding",
-        "last_layer", "label", "cross_check", "recording", "app", "priced_as", "sheet", "stop", "dense", "attention_arithmetic",
+        "last_layer", "label", "cross_check", "recording", "app", "priced_as", "sheet", "stop", "dense",
+        "attention_arithmetic",
     }  # fmt: skip
     assert {k: v for k, v in told.items() if k not in examples} == {
         k: list(defaults[k]) if k == "meters" else defaults[k] for k in told if k not in examples
