@@ -4,6 +4,7 @@ python -m tests.benchmarks.lm_eval_speed [bundled] [large] [--forms f32 'bf16 by
 
 Both get the same token ids, in the same order, with the same number of threads; both share what they can: ours keeps
 the context of the request before (`reuse_prefix`), `hf` computes choices of one token from one pass over their context.
+Ours leaves tokens that nobody asks about out of the last layer (`last_layer`).
 Building requests and scoring are outside, on both sides. Turns alternate; what a neighbour disturbed is told.
 """
 
@@ -40,6 +41,7 @@ NAME = "lm-eval-speed"
 THREADS = 2
 ONE_THREAD = "ours with one thread"
 LARGE = "16 experts, top 2, width 1024"
+ASKED = "last layer: asked tokens"
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "HellaSwag, 10 examples": ("hellaswag", {"num_fewshot": 10}),
     "BoolQ, 2 examples": ("boolq", {"num_fewshot": 2}),
@@ -84,7 +86,7 @@ def race(folder: Path, what: str, form: str, limits: Sequence[int], n_turns: int
     found = []
     for task, limit, target in zip(TASKS, limits, TARGETS, strict=True):
         engine, alone = (
-            ReferenceEngine(checkpoint, DroplessParameters(), threads=threads, reuse_prefix=True)
+            ReferenceEngine(checkpoint, DroplessParameters(), threads=threads, reuse_prefix=True, last_layer="asked")
             for threads in (THREADS, 1)
         )
         requests = requests_of(task, limit, checkpoint.tokenizer, engine.max_length)
@@ -106,8 +108,8 @@ def race(folder: Path, what: str, form: str, limits: Sequence[int], n_turns: int
         how = "" if form == "f32" else f" {form},"
         conditions = f"{what},{how} {items}, {THREADS} threads, batch 1, {instructions_here()}"
         found += [
-            beside(task, "item/s", conditions, ours, by_hf, "lm-eval hf", target),
-            beside(task, "item/s", conditions, ours, by_one, ONE_THREAD, 1.0),
+            beside(task, "item/s", conditions, ours, by_hf, "lm-eval hf", target, (ASKED,)),
+            beside(task, "item/s", conditions, ours, by_one, ONE_THREAD, 1.0, (ASKED,)),
         ]
     return found
 
@@ -116,8 +118,9 @@ REMARKS = """Items of a task answered per second, by our engine with `reuse_pref
 same checkpoint in fp32. In rows "bf16 by bf16" both compute in bf16: `hf` does so with a checkpoint in bf16 where it is
 asked for nothing else, and ours with `quantise.arithmetic = "bf16"`. The four endings of a HellaSwag item share a
 context that `hf` computes four times; the two answers of a BoolQ item are one token each, and `hf` takes both from one
-pass, as we do: what is left there is the ratio of two prefills. Ratios within one run; the large model has random
-weights, and its answers run to the task's limit of 128 tokens.
+pass, as we do: what is left there is the ratio of two prefills. In rows that say "last layer: asked tokens" ours has
+`last_layer = "asked"`: one of eight layers (four in the bundled model) computes tokens alone whose logits are wanted.
+Ratios within one run; the large model has random weights, and its answers run to the task's limit of 128 tokens.
 
 RULER of the large model in fp32: decoding takes 55 to 68 % of our time, the prompt 31 to 44 %, what counts the
 experts' tokens afterwards 1 to 3 % (six items on 27 November, beside other programs). So its ratio is mostly that of
