@@ -416,6 +416,19 @@ def test_a_second_thread_never_costs_more_than_it_brings() -> None:
     assert f"A second thread makes it {ratios(rows, 1)} times as fast" in words_of("docs/engine.md")
 
 
+def test_what_the_last_layer_saves_is_what_was_measured() -> None:
+    beside_all, beside_llama = (chosen("last-layer", "prefill", peer, ZEN_4) for peer in ("all tokens", "llama.cpp"))
+    assert len(beside_all) >= 16
+    says = (
+        f"On the Zen 4 prompts are {ratios(beside_all, 2)} times as fast so, and {ratios(beside_llama, 2)} times as fast"
+        " as llama.cpp's"
+    )
+    page = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", words_of("docs/engine.md"))
+    assert says in page
+    [int4] = chosen("last-layer", "prefill", "llama.cpp", "dense", "int4", "prompt 512", ZEN_4)
+    assert f'With `last_layer = "asked"` it was {int4.ratio:.2f} times as fast in another run' in page
+
+
 def test_readme_quotes_what_the_bundled_model_finds() -> None:
     found = {row.conditions: row.ours for row in read_json("tiny-training") if row.metric == "string_match_all"}
     one, four = found["ruler_niah_single_2, 1024"], found["ruler_niah_multikey_1, 1024"]
