@@ -420,8 +420,8 @@ def test_what_the_last_layer_saves_is_what_was_measured() -> None:
     beside_all, beside_llama = (chosen("last-layer", "prefill", peer, ZEN_4) for peer in ("all tokens", "llama.cpp"))
     assert len(beside_all) >= 16
     says = (
-        f"On the Zen 4 prompts are {ratios(beside_all, 2)} times as fast so, and {ratios(beside_llama, 2)} times as fast"
-        " as llama.cpp's"
+        f"On the Zen 4 prompts are {ratios(beside_all, 2)} times as fast so, and {ratios(beside_llama, 2)} times as"
+        " fast as llama.cpp's"
     )
     page = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", words_of("docs/engine.md"))
     assert says in page
