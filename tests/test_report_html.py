@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from results.records import PowerTrace
 from results.report.arms import arms_of
+from results.report.figures import power_figures
 from results.report.html import html_text, json_in_script, page_context, write_html
 from results.report.plan_text import toml_text
 from tests.run_builders import HOSTILE, cell, example_run, failed, reading, run, trial
@@ -81,6 +85,20 @@ def test_a_hostile_message_is_shown_and_adds_no_element(page: Outline) -> None:
     assert HOSTILE in words(page)
     types = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
     assert types == ["application/json", None, None, "application/json", None, None], "charts, samples, sorting"
+
+
+def test_a_reading_that_is_no_number_costs_its_trial_the_picture_and_not_the_run_its_page() -> None:
+    """A sensor that showed "nan" for a moment ended the run with a ValueError and without a page."""
+    made = example_run()
+
+    def traces(trial_id: str) -> tuple[PowerTrace, ...]:
+        [one] = made.load_traces(trial_id)
+        is_first = trial_id.endswith("-t0")
+        return (replace(one, values=np.where(one.times_s < 0.2, np.nan, one.values)) if is_first else one,)
+
+    figures = power_figures(replace(made, load_traces=traces), arms_of(made.cells))
+    assert [figure.spec is None for figure in figures] == [False, False]
+    assert ", trial 2;" in figures[0].caption
 
 
 def test_missing_values_point_to_their_reason(page: Outline) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from results.cells import trials_of, usable
@@ -118,7 +119,7 @@ def _example_trial(
                 continue
             if not all(map(_is_timed, _shown_requests(trial.completions))):
                 continue
-            traces = [t for t in traces_of(run, trial).traces if t.method != "relative gauge" and len(t.times_s) >= 2]
+            traces = [t for t in traces_of(run, trial).traces if t.method != "relative gauge" and _can_be_drawn(t)]
             if traces:
                 return cell, trial, traces
     return None
@@ -156,6 +157,10 @@ def _power_numbers(traces: Sequence[PowerTrace], start_s: float, end_s: float) -
         rows.append((*told, trace.method))
     note = "joulebench export writes every reading of every trial, into traces.parquet."
     return Numbers(("Component", "Points drawn", "Least, W", "Most, W", "Method"), tuple(rows), note)
+
+
+def _can_be_drawn(trace: PowerTrace) -> bool:
+    return len(trace.times_s) >= 2 and bool(np.isfinite(trace.values).all())
 
 
 def _is_timed(completion: Completion) -> bool:
