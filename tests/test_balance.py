@@ -100,6 +100,7 @@ def test_a_long_prompt_leaves_the_gpu_nothing_and_slow_units_leave_it_all() -> N
     """(S - 1) T_a N on the GPU's side grows with the prompt; units that take ever longer balance nowhere."""
     assert balanced(exact(2, 6, 1, 1), 2, 8, n_tokens=100) == (0, ())
     assert balanced(exact(1, 1, 1000, 10**6), 2, 8) == (8, ())
+    assert balanced(exact(2, 6, 0, 0), 2, 8) == (0, ()), "units that take no time"
 
 
 def test_eq_3_is_where_both_end_together() -> None:

@@ -18,6 +18,7 @@ from engines.pricing.shapes import ModelShape, sizes_of
 from engines.pricing.travels import Travels
 from engines.techniques.context import BuildContext, LayerInput, ModelSizes
 from engines.techniques.place.balance import Times, balanced, most_on_gpu
+from engines.techniques.place.ndp import Schedule
 from engines.techniques.presets import preset_parameters
 from tests.test_preflight import checked
 
@@ -83,6 +84,18 @@ def test_balance_ends_where_eq_1_says(n_units: int) -> None:
     found = experts_s("ndp-tp-lb", n_units)
     assert both_s * 0.995 < found < both_s + own.gpu
     assert found < experts_s("ndp-tp", n_units)
+
+
+@pytest.mark.parametrize("slow", ["ndp:0", "ndp:1"])
+def test_of_unlike_units_side_by_side_the_slowest_counts(slow: str) -> None:
+    sheet = load_sheet(SHEET)
+    roofline = sheet.units[slow].roofline
+    assert roofline is not None
+    half = roofline.bytes_per_s.model_copy(update={"value": DIMM_BYTES_PER_S / 2})
+    unit = sheet.units[slow].model_copy(update={"roofline": roofline.model_copy(update={"bytes_per_s": half})})
+    sheet = sheet.model_copy(update={"units": {**sheet.units, slow: unit}})
+    found = Schedule(SheetCosts(sheet, ONE_LAYER), ONE_LAYER, ("ndp:0", "ndp:1")).times(1)
+    assert found.ndp == pytest.approx(2 * times(2).ndp)
 
 
 @pytest.mark.parametrize(("name", "columns"), [("ndp-tp", 1067 + 1067), ("ndp-tp-lb", 1067 + 867)])

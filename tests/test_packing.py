@@ -7,10 +7,16 @@ from fractions import Fraction
 from itertools import combinations, combinations_with_replacement, pairwise, product
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines.dispatch import Routing
+from engines.profile import Profile
+from engines.techniques.context import BuildContext, LayerInput, ModelSizes
+from engines.techniques.over_ranks import own_segments
 from engines.techniques.place.packing import flat, heaviest, hierarchical, packed, replicas
+from tests.ranks import technique
 
 
 def ways_to_replicate(n_experts: int, n_slots: int) -> Iterator[tuple[int, ...]]:
@@ -125,3 +131,30 @@ def test_the_published_example(load_E: list[int], printed: list[int]) -> None:
 
 def test_equal_loads_are_dealt_in_equal_numbers() -> None:
     assert sorted(map(len, packed([Fraction(1)] * 6, 3))) == [2, 2, 2]
+
+
+# --- as a technique places them --------------------------------------------------------------------------------------
+
+FIVE = ModelSizes(n_experts=5, top_k=1, hidden=8, expert_width=8, expert_bytes=768, n_layers=1, n_sparse_layers=1)
+
+
+def test_ranks_with_replicas_of_an_expert_share_its_rows() -> None:
+    """Three ranks of two slots: the expert of most load has the sixth, and half of its seven rows are 3 and 4."""
+    profile = Profile({0: (10, 3, 3, 3, 3)}, 1, 22)
+    built = technique("eplb", spare_slots=0).build(BuildContext(16, FIVE, profile, ranks=3))
+    ids_TK = torch.tensor([[0]] * 7 + [[1], [2], [3], [4], [4]])
+    plan = built.plan(LayerInput(0, "prefill", Routing(ids_TK, torch.ones(12, 1), 5)))
+    rows = []
+    for rank in range(3):
+        own = own_segments(plan, rank)
+        rows.append(dict(zip(plan.calls.expert_S[own].tolist(), plan.calls.rows_S[own].tolist(), strict=True)))
+    assert rows == [{0: 3, 3: 1}, {0: 4, 4: 2}, {1: 1, 2: 1}]
+
+
+def test_a_rank_has_no_more_slots_than_experts() -> None:
+    """Six experts over four ranks are two of a rank at most; four others are left for spare slots."""
+    six = FIVE._replace(n_experts=6)
+    assert technique("eplb", spare_slots=4).choices.place.problem(4, six) is None
+    assert technique("eplb", spare_slots=5).choices.place.problem(4, six) == (
+        "spare_slots = 5: a rank has 2 of 6 experts, and there are 4 others; lower it"
+    )
