@@ -191,12 +191,12 @@ def _watched(stream: Any) -> Any:
 
 def _lose(descriptor: int, error: OSError) -> None:
     """What is printed from now on goes nowhere. Errors that nobody can be told end nothing. Who stops reading a list
-    (`| head`) has what they want: the command ends with 1 and no word then."""
+    (`| head`) has what they want: the command ends without a word then. Not with 1, which is `compare`'s "worse"."""
     _lead_nowhere(descriptor)
     if descriptor != 1 or threading.current_thread() is not threading.main_thread():
         return
     if error.errno == errno.EPIPE and not any(_in_command):
-        raise error
+        raise SystemExit(FIRST_CODE + signal.SIGPIPE)
     if _in_command:
         raise OutputLostError(error)
     words, code = words_and_code(OutputLostError(error))
