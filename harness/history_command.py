@@ -157,7 +157,9 @@ def _record(run: RunPoint) -> dict[str, Any]:
     return json.loads(run.model_dump_json(exclude={"environments"}))  # type: ignore[no-any-return]
 
 
-COLUMNS = ("when", "run", "plan", "device", "arms", "cells", "ok", "failed", "figures, from the lowest to the highest")
+COLUMNS = (
+    "when (UTC)", "run", "plan", "device", "arms", "cells", "ok", "failed", "figures, from the lowest to the highest"
+)  # fmt: skip
 RIGHT = {"cells", "ok", "failed"}
 WIDEST = 44
 

@@ -192,10 +192,20 @@ class SharedCpu(NamedTuple):
     n_of: int
     most: float
 
+    def words(self, whose: str = "trials") -> str:
+        return (
+            f"{self.n} of {self.n_of} {whose} shared the CPU: other processes took up to"
+            f" {format_share(self.most)} of it; their times and joules are disturbed"
+        )
+
 
 def shared_cpu(trials: Iterable[Trial]) -> SharedCpu | None:
     """None where no trial was disturbed."""
-    shares = [t.foreign_cpu_share for t in trials if t.foreign_cpu_share is not None]
+    return shared_by([t.foreign_cpu_share for t in trials if t.foreign_cpu_share is not None])
+
+
+def shared_by(shares: Sequence[float]) -> SharedCpu | None:
+    """shares: that others took, of each trial."""
     n = sum(share > DISTURBING_SHARE for share in shares)
     return SharedCpu(n, len(shares), max(shares)) if n else None
 
@@ -248,10 +258,7 @@ def disturbances(run: RunData) -> list[str]:
     if shared is not None:
         marked = sum(CONTENDED in t.marks for t in run.trials)
         left_out = f" ({marked} marked, and in no mean of these: the limit is protocol.max_foreign_cpu_share)"
-        said[
-            f"{shared.n} of {shared.n_of} trials shared the CPU: other processes took up to"
-            f" {format_share(shared.most)} of it; their times and joules are disturbed{left_out if marked else ''}."
-        ] = None
+        said[f"{shared.words()}{left_out if marked else ''}."] = None
     thrown_away = [share for t in run.trials for share in t.contention_shares]
     if thrown_away:
         said[

@@ -43,7 +43,7 @@ def test_a_list_has_a_line_for_each_run_with_its_trials_and_figures(runs: Path) 
     found = listed(runs)
     assert found.code == 0
     head, *lines = found.stdout.splitlines()
-    assert head.split()[:2] == ["when", "run"]
+    assert head.split()[:3] == ["when", "(UTC)", "run"]
     assert len(lines) == 16
     assert lines[0].split()[:5] == ["2026-01-01", "03:00", "run000", "nightly", "host"]
     assert "dropless, npumoe" in lines[0]
@@ -80,6 +80,22 @@ def test_a_run_whose_clock_was_not_set_is_told(tmp_path: Path) -> None:
         write_run(tmp_path / name, [cell("c1")], [made_trial("c1", 0, 1.0)], day)
     told = "unset: its date, 1970-01-01 03:00 UTC, is older than joulebench; the clock was not set, and it counts as"
     assert listed(tmp_path).stderr.splitlines() == [f"{told} older than every other run"]
+
+
+def test_trials_that_count_beside_other_processes_are_told_in_list_and_verdicts(tmp_path: Path) -> None:
+    """A plan may let them count: then a step may be the neighbour's."""
+    for day in range(8):
+        share = 0.8 if day == 6 else 0.1
+        trials = [made_trial("c1", i, 1.0 + 0.001 * i, foreign_cpu_share=share) for i in range(3)]
+        write_run(tmp_path / f"run{day}", [cell("c1")], trials, day)
+    told = (
+        "run6: 3 of 3 trials that count shared the CPU: other processes took up to 80 % of it; their times and joules"
+        " are disturbed."
+    )
+    baseline = [str(tmp_path / f"run{day}") for day in range(4)]
+    assert joulebench("baseline", "set", "good", *baseline, "--history", str(tmp_path)).code == 0
+    for found in (listed(tmp_path), joulebench("regress", "--baseline", "good", str(tmp_path))):
+        assert [line for line in found.stdout.splitlines() if "shared the CPU" in line] == [told]
 
 
 def test_json_tells_what_the_generator_made(runs: Path) -> None:

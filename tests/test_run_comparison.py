@@ -298,6 +298,24 @@ def test_machines_are_told_to_differ_only_where_a_and_b_are_of_two(tmp_path: Pat
     assert told in between(one, one, device_a="host", device_b="phone").notes
 
 
+def test_trials_that_count_beside_other_processes_are_told_of_their_side(tmp_path: Path) -> None:
+    """A plan may let them count (`max_foreign_cpu_share = 1`). An arm was told to be 5.5 times as fast, for certain,
+    where the neighbour alone had gone."""
+    shares = (0.91, 0.05, 0.6, None)
+    trials = [made_trial("c1", i, s, foreign_cpu_share=shares[i]) for i, s in enumerate(times(2.0, 1, 4))]
+    trials.append(made_trial("c1", 4, 9.0, foreign_cpu_share=0.99, marks=("contended",)))
+    trials += [made_trial("c2", i, s, foreign_cpu_share=0.1) for i, s in enumerate(times(1.0, 2, 4))]
+    run = write_run(tmp_path / "run", [cell("c1", engine="slow"), cell("c2", engine="fast")], trials)
+    told = (
+        "A: 2 of 3 trials that count shared the CPU: other processes took up to 91 % of it; their times and joules are"
+        " disturbed."
+    )
+    notes = between(run, run, arm_a="slow", arm_b="fast").notes
+    assert [note for note in notes if "shared the CPU" in note] == [told]
+    quiet = between(run, run, arm_a="fast", arm_b="slow").notes
+    assert [note for note in quiet if "shared the CPU" in note] == [told.replace("A:", "B:")]
+
+
 def test_a_figure_that_one_side_alone_has_is_told_whichever_side_that_is(tmp_path: Path) -> None:
     scored = written(tmp_path / "scored", times(1.0, 0, n=3), right=[1.0, 0.0])
     unscored = written(tmp_path / "unscored", times(1.0, 0, n=3))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from results.cells import answering, model_name, trials_of, usable
+from results.cells import answering, model_name, shared_by, trials_of, usable
 from results.environments import Environment
 from results.history.rests import rests_of
 from results.history.settings import ArmSettings, Settings, arm_settings, settings_of
@@ -126,7 +126,7 @@ class Figure(Record):
 
 class CellPoint(Record):
     """One cell of one run. asked: digests of its requests. roads: what computed, by phase, where that decides times.
-    left_out: trials that are ok, and in no mean."""
+    left_out: trials that are ok, and in no mean. shares_of_others: of the CPU, in each trial that counts."""
 
     cell_id: str
     label: str
@@ -143,6 +143,7 @@ class CellPoint(Record):
     """Of repeats that are of a later sitting than the first."""
     roads: dict[Phase, tuple[str, ...]] = Field(default_factory=dict)
     figures: tuple[Figure, ...] = ()
+    shares_of_others: tuple[float, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -180,7 +181,7 @@ class RunPoint(Record):
     code: str | None = None
     """Digest of joulebench's own. None of runs from before it was kept."""
     remarks: tuple[str, ...] = ()
-    """That it has not come to its end, or that rows of it are gone."""
+    """That it has not come to its end, that rows of it are gone, or that others had a part of the CPU."""
     is_unfinished: bool = False
 
     @property
@@ -214,7 +215,7 @@ def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint
         settings=arm_settings(run.cells),
         rests=rests_of(run),
         code=next((one.value for one in run.info.inputs if one.name == OWN_CODE), None),
-        remarks=run.remarks,
+        remarks=(*run.remarks, *shared_told(cells)),
         is_unfinished=run.is_unfinished,
     )
 
@@ -262,7 +263,15 @@ def cell_point(cell: Cell, trials: Sequence[Trial]) -> CellPoint:
         sittings={i: one for i, one in sittings_of(trials).get(cell.cell_id, {}).items() if one},
         roads=_roads(good),
         figures=(*cost_figures(good), *score_figures(answering(trials))),
+        shares_of_others=tuple(t.foreign_cpu_share for t in good if t.foreign_cpu_share is not None),
     )
+
+
+def shared_told(cells: Iterable[CellPoint]) -> Iterator[str]:
+    """Where a plan lets trials count beside other processes: a neighbour that goes looks like a faster arm."""
+    shared = shared_by([share for cell in cells for share in cell.shares_of_others])
+    if shared is not None:
+        yield f"{shared.words('trials that count')}."
 
 
 def _roads(trials: Sequence[Trial]) -> dict[Phase, tuple[str, ...]]:
