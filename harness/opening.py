@@ -41,14 +41,14 @@ def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> 
             check_is_begun_so(store.info(), "run", directory)
             if store.info().plan_hash != plan.plan_hash:
                 # Before devices are opened and kernels compiled, which takes up to a minute.
-                check_same_plan(store.info(), plan, _inputs_now(plan, run_parts), directory)
+                check_same_plan(store, plan, _inputs_now(plan, run_parts), directory)
         environments = _environments(plan, run_parts)
         if plan.tuned_for and (other := why_another_phone(plan.tuned_for, *environments.values())):
             raise StoreError("; ".join(other))
         inputs = _inputs_now(plan, run_parts)
         run_parts.watch.refuse_changes(directory)
         if store is not None:
-            _check_same(store.info(), plan, environments, inputs, directory)
+            _check_same(store, plan, environments, inputs, directory)
             store.migrate()  # not before: what may not be gone on with here shall be read by the joulebench of then
         else:
             info = new_info(plan, environments, self_tests_of(plan, environments), inputs)
@@ -144,10 +144,11 @@ def self_tests_of(plan: Plan, environments: Mapping[str, Environment]) -> dict[s
 
 
 def _check_same(
-    then: RunInfo, plan: Plan, now: Mapping[str, Environment], inputs: Sequence[Input], directory: Path
+    store: Store, plan: Plan, now: Mapping[str, Environment], inputs: Sequence[Input], directory: Path
 ) -> None:
     """Repeats of one cell come from one plan, one machine, one software and the same inputs. Raises `StoreError`."""
-    check_same_plan(then, plan, inputs, directory)
+    then = store.info()
+    check_same_plan(store, plan, inputs, directory)
     check_same_machine(then, now, directory)
     unlike = changes(then.inputs, inputs) if then.inputs else []
     if unlike:
@@ -157,13 +158,15 @@ def _check_same(
         )
 
 
-def check_same_plan(then: RunInfo, plan: Plan, inputs: Sequence[Input], directory: Path) -> None:
+def check_same_plan(store: Store, plan: Plan, inputs: Sequence[Input], directory: Path) -> None:
     """Raises `StoreError`."""
+    then = store.info()
     if then.plan_hash != plan.plan_hash:
+        differences = plan_differences(then, store.cells(), plan, inputs)
         raise StoreError(
             f"{directory} holds a run of another plan (hash {then.plan_hash}, this plan {plan.plan_hash}):"
-            f" {plan_differences(then, plan, inputs)}; name another folder with --out, or resume with the plan,"
-            " settings, data folder and joulebench of then"
+            f" {differences}; name another folder with --out, or resume with the plan, settings, data folder and"
+            " joulebench of then"
         )
 
 

@@ -101,10 +101,13 @@ class StoredRun:
                 own.append(Sample.model_validate_json(row["record"]))
         return {key: tuple(own) for key, own in samples.items()}
 
+    def cells(self) -> tuple[Cell, ...]:
+        with self._read("cell", "position") as found:
+            return tuple(Cell.model_validate_json(row["record"]) for row in found)
+
     def data(self, packed_from: int | None = None) -> RunData:
         """packed_from: with so many trials or more they are held packed, for those who only read them."""
-        with self._read("cell", "position") as found:
-            cells = tuple(Cell.model_validate_json(row["record"]) for row in found)
+        cells = self.cells()
         trials = self.trials(packed_from is not None and self.n_trials >= packed_from)
         strays = {t.cell_id for t in trials} - {c.cell_id for c in cells}
         if strays:

@@ -469,7 +469,23 @@ def test_a_run_of_older_defaults_is_told_from_another_plan(tmp_path: Path) -> No
         run(other, FakeBench(), tmp_path / "run", resume=True)
     now = [Input(name=OWN_CODE, value="sha256:other")]
     with Store.view(tmp_path / "run") as store:
-        assert "another version of joulebench began it" in plan_differences(store.info(), other, now)
+        found = plan_differences(store.info(), store.cells(), other, now)
+    assert "another version of joulebench began it" in found
+
+
+def test_another_build_of_a_server_is_told_and_not_another_data_folder(tmp_path: Path) -> None:
+    """Weights behind a server were replaced, and the refusal named the data folder, which was the same."""
+
+    def served(weights: str) -> Plan:
+        plan = planned()
+        build = {"build": f"server 1.0, model sha256 {weights}; model m"}
+        arm = plan.cells[0].cell.model_copy(update={"cell_id": weights, "engine_parameters": build})
+        return replace(plan, cells=(replace(plan.cells[0], cell=arm), *plan.cells[1:]))
+
+    run(served("1f0e"), FakeBench(), tmp_path / "run")
+    told = "its lines are the same, and dropless: build model sha256 1f0e → model sha256 77ab; name another folder"
+    with pytest.raises(StoreError, match=told):
+        run(served("77ab"), FakeBench(), tmp_path / "run", resume=True)
 
 
 def test_resume_without_a_run_says_so_before_a_device_is_opened(tmp_path: Path) -> None:

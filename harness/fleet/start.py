@@ -55,7 +55,7 @@ class FleetRun:
             return
         with Store.open(self._directory, migrates=False) as store:
             check_is_begun_so(store.info(), "fleet start", self._directory)
-            check_same_plan(store.info(), self._plan, (), self._directory)
+            check_same_plan(store, self._plan, (), self._directory)
             store.migrate()
             self._work(store, wait_s)
 
