@@ -92,6 +92,18 @@ def score_interval(
     return max(0.0, low) if is_within_0_and_1 or is_from_0 else low, min(1.0, high) if is_within_0_and_1 else high
 
 
+def exponential_interval(value: float, stderr: float, n: int) -> tuple[float | None, float | None]:
+    """95 % interval of e to the mean of n samples' logarithms: e to the ends of that mean's, so never below 0.
+
+    stderr: of the value, by the delta method: the value times that of the mean. None: an end is beyond any number.
+    """
+    low, high = score_interval(math.log(value), stderr / value, n, False)
+    try:
+        return math.exp(low), math.exp(high)
+    except OverflowError:
+        return None, None
+
+
 def _is_overlap(metric: str) -> bool:
     """BLEU and ROUGE run up to 1 or 100, and may be 0 for all samples; TruthfulQA's `bleu_acc` is right or wrong."""
     return metric.startswith(("bleu", "rouge")) and not metric.endswith("_acc")

@@ -23,6 +23,7 @@ import pandas as pd
 from results.achieved import ACHIEVED_METRICS, achieved_observations, unseen_achieved
 from results.binary_scores import (
     binary_metrics,
+    exponential_interval,
     is_share,
     metrics_from_0,
     metrics_within_0_and_1,
@@ -41,6 +42,7 @@ from results.cells import (
     usable,
     workload_name,
 )
+from results.compare import LOGARITHMS
 from results.metrics import (
     CHARGE_METRIC,
     ENERGY_METRICS,
@@ -185,9 +187,12 @@ def _score_rows(identity: dict[str, Any], trials: list[Trial], scores: _Scores) 
                 row["ci_low"], row["ci_high"] = wilson_interval(mean, n_samples)
             elif mean is not None and stderr is not None and n_samples > 1:
                 own = metric.partition("/")[0]
-                row["ci_low"], row["ci_high"] = score_interval(
-                    mean, stderr, n_samples, own in scores.within, own in scores.from_0
-                )
+                if own in LOGARITHMS and mean > 0:
+                    row["ci_low"], row["ci_high"] = exponential_interval(mean, stderr, n_samples)
+                else:
+                    row["ci_low"], row["ci_high"] = score_interval(
+                        mean, stderr, n_samples, own in scores.within, own in scores.from_0
+                    )
             yield row
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from results.binary_scores import exponential_interval
 from results.history.comparison import Side, compare
 from results.records import Score
 from results.report.compare_page import _drawn, table_row
 from results.share_metrics import is_share_metric
+from results.tables import accuracy
 from results.trials import Trial
 from tests.command import joulebench
 from tests.compared_runs import between, read, row
@@ -58,6 +60,22 @@ def test_compare_tells_them_as_plain_numbers(tmp_path: Path) -> None:
     low, high = stats.t.interval(0.95, 3, 1.9, np.std(np.subtract(WORSE, NATS), ddof=1) / 2)
     assert table_row(nats)[8] == f"[+{low:.2f}, +{high:.2f}]"
     assert not [one for one in _drawn(found.rows) if "nats" in one.row or "perplexity" in one.row], "no common axis"
+
+
+def test_the_interval_of_a_perplexity_is_that_of_its_samples_nats_and_never_below_0() -> None:
+    """Three texts had a perplexity of 6500 [-600, 13600]."""
+    nats = (8.2, 8.9, 9.3)
+    mean, stderr = float(np.mean(nats)), float(stats.sem(nats))
+    wholes = (
+        Score(metric="perplexity", value=math.exp(mean), stderr=math.exp(mean) * stderr, n=3, higher_is_better=False),
+        Score(metric="nll_nats", value=mean, stderr=stderr, n=3, higher_is_better=False),
+    )
+    frame = accuracy(run([cell("c1")], [made_trial("c1", 0, 1.0, scores=wholes)])).set_index("metric")
+    ends = {metric: tuple(frame.loc[metric, ["ci_low", "ci_high"]]) for metric in ("nll_nats", "perplexity")}
+    expected = stats.t.interval(0.95, 2, mean, stderr)
+    assert ends["nll_nats"] == pytest.approx(expected)
+    assert ends["perplexity"] == pytest.approx(tuple(np.exp(expected)))
+    assert exponential_interval(1e300, 1e301, 2) == (None, None), "its upper end is beyond any number"
 
 
 def test_a_perplexity_is_tested_by_its_samples_as_in_the_report_of_a_run(tmp_path: Path) -> None:
