@@ -17,7 +17,7 @@ def test_experts_that_are_copied_to_slots_are_served_and_answer_as_those_in_memo
     )  # fmt: skip
     answers = []
     for technique in ("dropless", '{ name = "lru", slots = 4 }'):
-        engine = _engine(str(BUNDLED), technique, None, "float32", Quantisation(), 1, 64, False)
+        engine = _engine(str(BUNDLED), technique, None, "float32", Quantisation(), 1, 64, False, None)
         answers.append(engine.run(request, unheard).token_ids)
     assert answers[0] == answers[1]
     assert len(answers[0]) == 12
