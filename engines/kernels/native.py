@@ -151,48 +151,26 @@ def attend(
     sin_TP: Tensor | None,
     chunks: ChunkTable,
     layer: int,
+    keeps_only: bool = False,
 ) -> Tensor:
     """The attention block of the tokens of some sequences: writes their keys and values and returns its output.
 
-    layer: whose keys and values these are. cos, sin: None where it turns nothing. `serves(x)` must hold.
+    layer: whose keys and values these are. cos, sin: None where it turns nothing. `serves(x)` must hold. keeps_only:
+    the same keys and values are written, and nothing else is computed; the output has no rows.
     """
-    out_TH = torch.empty_like(x_TH)
-    _attention(x_TH, table, cos_TP, sin_TP, chunks, layer, out_TH.data_ptr())
-    return out_TH
-
-
-def keep(
-    x_TH: Tensor,
-    table: AttentionTable,
-    cos_TP: Tensor | None,
-    sin_TP: Tensor | None,
-    chunks: ChunkTable,
-    layer: int,
-) -> None:
-    """As `attend`, of which it writes the same keys and values and computes nothing else."""
-    _attention(x_TH, table, cos_TP, sin_TP, chunks, layer, None)
-
-
-def _attention(
-    x_TH: Tensor,
-    table: AttentionTable,
-    cos_TP: Tensor | None,
-    sin_TP: Tensor | None,
-    chunks: ChunkTable,
-    layer: int,
-    out: int | None,
-) -> None:
     n_tokens, hidden = x_TH.shape
     assert hidden == table.hidden
+    out_TH = torch.empty(0, hidden) if keeps_only else torch.empty_like(x_TH)
     _kernels().joulebench_attention(
         ctypes.byref(table.layer),
         x_TH.data_ptr(),
         n_tokens,
         *_turns(cos_TP, sin_TP, n_tokens),
         *chunks.of(table, layer, n_tokens),
-        out,
+        None if keeps_only else out_TH.data_ptr(),
         torch.get_num_threads(),
     )
+    return out_TH
 
 
 def project(

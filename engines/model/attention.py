@@ -116,7 +116,7 @@ def keep_only(
     process."""
     if table is not None and tables.serves(x_TH):
         cos_TP, sin_TP = _turns(config, layer, step)
-        native.keep(x_TH, table, cos_TP, sin_TP, step.chunk_table, layer)
+        native.attend(x_TH, table, cos_TP, sin_TP, step.chunk_table, layer, keeps_only=True)
     elif isinstance(weights, LatentWeights):
         assert config.attention.latent is not None  # as in `attend`
         _cache_latents(step, layer, _latent_row(x_TH, weights, config, config.attention.latent, step))
