@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BENCHMARKS := m2_ultra_calibration model_validation dispatch_plans cells cross_table copies technique_rows host_units ndp_units moe_block core_switch parallel eplb_gap harness_overhead fleet_scale shared_context decode_roads loading quantisation time_stamps meter_truth power_coverage gauge_in_step idle_strays doubtful_sources trace_caches sampler tiny_training tiny_arms prediction_accuracy tuning_sessions lm_eval_speed history coreml_convert first_start idle_threads busy_neighbour decode_parts prefill_parts decode_batches long_prompts kept_cache last_layer engine_speed
+BENCHMARKS := m2_ultra_calibration model_validation dispatch_plans cells cross_table copies technique_rows host_units ndp_units moe_block core_switch parallel eplb_gap harness_overhead fleet_scale shared_context decode_roads loading quantisation time_stamps meter_truth power_coverage gauge_in_step idle_strays doubtful_sources trace_caches sampler tiny_training tiny_arms prediction_accuracy tuning_sessions lm_eval_speed history coreml_convert first_start idle_threads busy_neighbour decode_parts prefill_parts decode_batches long_prompts kept_cache last_layer engine_speed real_shapes
 
 # A file's tests share what it builds, and stay together.
 TWO_WORKERS := -n 2 --dist loadfile

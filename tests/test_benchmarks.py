@@ -36,6 +36,7 @@ from tests.benchmarks.processors import generation
 from tests.benchmarks.race_forms import FORMS, PROMPTS, conditions
 from tests.benchmarks.race_models import (
     MODELS,
+    REAL,
     VOCABULARY,
     active_weights,
     asked_flop,
@@ -44,6 +45,7 @@ from tests.benchmarks.race_models import (
     is_sparse,
     prefill_flop,
     random_request,
+    shape,
 )
 from tests.benchmarks.speed_summary import Peer, by_model, lowest_of_models, not_taken
 from tests.benchmarks.timing import Figure, Instant, Timed, Turns, between
@@ -67,16 +69,29 @@ def row(
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | REAL)
 def test_active_weights_are_the_matrices_of_the_model_that_transformers_builds(name: str) -> None:
     with torch.device("meta"):
         model = build_model(name)
-    share = MODELS[name]["num_experts_per_tok"] / MODELS[name]["num_experts"] if is_sparse(name) else 1.0
+    share = shape(name)["num_experts_per_tok"] / shape(name)["num_experts"] if is_sparse(name) else 1.0
     counted = 0.0
     for parameter_name, parameter in model.model.layers.named_parameters():
         if parameter.dim() > 1:
             counted += parameter.numel() * (share if ".experts." in parameter_name else 1.0)
     assert active_weights(name) == counted
+
+
+@pytest.mark.parametrize(
+    ("name", "layers_of_it", "billions"),
+    [("Qwen3-0.6B", 1, 0.44), ("Qwen3-4B", 1, 3.6), ("6 of the 48 layers of Qwen3-30B-A3B", 8, 29.9)],
+)
+def test_real_shapes_have_as_many_weights_without_embedding_as_their_model_cards_say(
+    name: str, layers_of_it: int, billions: float
+) -> None:
+    with torch.device("meta"):
+        model = build_model(name)
+    counted = layers_of_it * sum(parameter.numel() for parameter in model.model.layers.parameters())
+    assert counted / 1e9 == pytest.approx(billions, rel=0.015)
 
 
 def test_the_dense_model_is_of_the_active_size_of_the_sparse_one() -> None:

@@ -52,6 +52,7 @@ from tests.benchmarks.race_forms import (
 )
 from tests.benchmarks.race_models import (
     MODELS,
+    REAL,
     active_weights,
     add_models,
     decode_bytes,
@@ -179,7 +180,7 @@ def written(name: str, folder: Path, forms: Sequence[str]) -> None:
     lacking = [peer for peer in sorted(peers) if not (folder / f"{peer}.gguf").exists()]
     if (folder / "config.json").exists() and not lacking:
         return
-    model = write_model(name, folder)
+    model = write_model(name, folder, torch.bfloat16 if name in REAL else torch.float32)
     for peer in lacking:
         part = folder / f"{peer}.part"
         llama_cpp.write_gguf(model, part, peer)
@@ -310,7 +311,7 @@ def remarks(found: Sequence[Measurement]) -> str:
         'head int8) are how our weights are stored; arithmetic is fp32, in rows "by int8" int8, with inputs rounded to '
         '8 bits, in rows "by bf16" with inputs rounded to bf16. llama.cpp: llama-bench -ub 1024, '
         "else its defaults, so keys and values in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a "
-        "q4_0 file in q8_0. It multiplies q8_0 and q4_0 with activations rounded to 8 bits. In rows of 28 November it "
+        "q4_0 file in q8_0. It multiplies q8_0 and q4_0 with activations rounded to 8 bits. From 28 November on it "
         "is commit 0c1e570, which llama_cpp_python 0.3.36 carries, built by cmake's defaults and GGML_NATIVE: OpenMP, "
         "llamafile's and repacked products, no BLAS. Each row names the instruction set that our "
         "kernels were built for, and the processor; llama.cpp was built on the same machine, so with its own. *AVX2 "
@@ -321,26 +322,27 @@ def remarks(found: Sequence[Measurement]) -> str:
         "kernels and, where it multiplies so, llama.cpp's prefill of the dense model, attention and all. Rows of "
         "before, which name no library, had torch's alone. torch computes with our setting of OpenMP's threads there. "
         "The limit of decode is the bytes of the active weights, the head, and keys and values of 16 bits, at the rate "
-        "of the fastest way to read memory once: 1 GiB on the Emerald Rapids, whose third cache has 260 MB, and 256 "
-        "MiB in rows of the others. int4 counts 4.5 "
-        "bits a weight, a scale of 16 bits for 32. Ours keeps keys and values in fp32: a token of ours reads "
+        "of the fastest way to read memory once: 1 GiB on the Emerald Rapids, whose third cache has 260 MB, and in "
+        "rows of December, and 256 MiB in the others. int4 counts 4.5 bits a weight, a scale of 16 bits for 32. "
+        "Ours keeps keys and values in fp32: a token of ours reads "
         f"{least_and_most(PROMPTS[0])} times as much as the limit counts behind {PROMPTS[0]} tokens, and "
         f"{least_and_most(PROMPTS[-1])} times behind {PROMPTS[-1]}, least in f32 and most in int4: its share of the "
         "rate is so much higher than the ratio says.\n\n"
         "Until 28 November an end token could end one of our answers, and its decoding then looked faster than it was. "
-        "Of after that are the rows of the Emerald Rapids, those of 30 November on the Zen 4, and those of 512 tokens "
-        "in int8 arithmetic on the Zen 3. We do not know of a row that it hastened. Two are a sign of it, or of faster "
-        "memory in their runs: 16 experts in f32 on the Zen 5, and 128 experts in f32 held to AVX2 there, decode "
-        "faster behind 4096 tokens than behind 512.\n\n"
+        "Of after that are the rows of the Emerald Rapids, those from 30 November on of the Zen 4, and those of 512 "
+        "tokens in int8 arithmetic on the Zen 3. We do not know of a row that it hastened. Two are a sign of it, or of "
+        "faster memory in their runs: 16 experts in f32 on the Zen 5, and 128 experts in f32 held to AVX2 there, "
+        "decode faster behind 4096 tokens than behind 512.\n\n"
         "Which kernels each row has. Rows of models of experts from before 29 November may be older than the kernels "
         "that [experts with few rows](../decisions/0007-kernels-for-many-tokens.md) have in prompts; rows of the Zen 3 "
-        "are newer, and some of the Zen 4. Kernels [ask into the second "
-        "cache](../decisions/0007-kernels-for-many-tokens.md) since 30 November: so do the rows of the Zen 4 in f32, "
-        "bf16 and f16, and most of those by int8 and by bf16 and of int4 behind 4096 tokens. Decoding of the way "
-        "before is slower on a Zen 4. A processor with VNNI multiplies bytes in decoding int4 [in fp32 arithmetic "
-        "too](../decisions/0005-kernels-for-decoding.md): so in rows of the Zen 4, and not yet in those of the Zen 5. "
-        "With int8 attention, shares and values are whole numbers since 30 November; in the rows of the Zen 4 they "
-        "were bf16. All rows of the Emerald Rapids are of two or three turns and of 30 November. Of AMD's, most rows "
+        "are newer, and those of the Zen 4 behind 512 tokens. Kernels [ask into the second "
+        "cache](../decisions/0007-kernels-for-many-tokens.md) since 30 November: so do the rows of the Zen 4, but for "
+        "some of narrow weights behind 4096 tokens. Decoding of the way before is slower on a Zen 4. A processor with "
+        "VNNI multiplies bytes in decoding int4 [in fp32 arithmetic too](../decisions/0005-kernels-for-decoding.md): "
+        "so in rows of the Zen 4, and not yet in those of the Zen 5. "
+        "With int8 attention, shares and values are whole numbers since 30 November; in the rows of the Zen 4 behind "
+        "4096 tokens they were bf16. All rows of the Emerald Rapids are of two or three turns and of 30 November, "
+        "those of the Zen 4 behind 512 tokens of three or five and of 1 December. Of AMD's, most rows "
         "behind 4096 tokens and held to AVX2 are of one turn.\n\n"
         "Ratios in short, prefill / decode: to llama.cpp, and to the limits. Not taken yet: "
         f"{not_taken(found)}.\n\n{by_model(found)}\n\nAll rows:"

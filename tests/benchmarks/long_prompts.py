@@ -58,7 +58,7 @@ def measurements(
 
 def remarks() -> str:
     longest = max(PROMPTS)
-    shares = {name: attention_flop(longest) / prefill_flop(name, longest) for name in MODELS}
+    shares = {name: attention_flop(name, longest) / prefill_flop(name, longest) for name in MODELS}
 
     def at_most(share: float, attention: int) -> float:
         return 1 / (share / attention + (1 - share) / INT8_PRODUCT)
