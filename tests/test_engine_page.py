@@ -10,7 +10,7 @@ import pytest
 
 from results.environments import TORCH_ALONE
 from tests.benchmarks.measurement import Measurement, read_json
-from tests.benchmarks.speed_summary import aims_met, beside_a_library, own_reads
+from tests.benchmarks.speed_summary import aims_met, beside_a_library, of_real_shapes, own_reads
 
 ROOT = Path(__file__).parents[1]
 AVX512, HELD, AVX2 = "AVX-512 (Zen 5)", "AVX2 held (Zen 5)", "AVX2 (Zen 3)"
@@ -143,6 +143,18 @@ def test_decoding_by_an_even_memory_is_that_of_the_rows_whose_memory_read_so() -
         f" {told[1]} in 16 bits and {told[2]} in 8 bits"
     )
     assert says in words_of("docs/engine.md")
+
+
+def test_shapes_of_real_models_are_those_of_their_race() -> None:
+    page, rows = (ROOT / "docs/engine.md").read_text(encoding="utf-8"), read_json("real-shapes")
+    section = page[page.index("### Is it as fast with models of real size?") : page.index("### Which work can a")]
+    assert of_real_shapes(rows, ZEN_4, 512) in section
+    told = " ".join(section.split())
+    long = [chosen("real-shapes", metric, "llama.cpp", "Qwen3-0.6B", "prompt 4096") for metric in ("prefill", "decode")]
+    assert f"a prompt of 4096 tokens of Qwen3-0.6B is read {ratios(long[0], 1)} times as fast" in told
+    assert f"decoding behind it is {ratios(long[1], 1)} times as fast" in told
+    behind = {row.conditions for row in rows if "llama" in (row.peer_name or "") and round(row.ratio or 0, 2) < 1}
+    assert {words.split(", ")[1] for words in behind} == {"int4"}
 
 
 def test_every_row_behind_llama_cpp_is_told_as_one() -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tests.benchmarks.measurement import Measurement
 from tests.benchmarks.race_forms import FORMS, NEED_AVX512, PHASES, PROMPTS, conditions, context_of, place
-from tests.benchmarks.race_models import MODELS, reads_more
+from tests.benchmarks.race_models import MODELS, REAL, reads_more
 
 Peer = Literal["transformers", "llama.cpp", "large GEMM", "streaming read"]
 Pair = tuple[float | None, float | None]
@@ -143,6 +143,20 @@ def beside_a_library(parts: Sequence[Measurement], where: str) -> str:
             )
             for of in of_models
         ]
+        if any(map(any, pairs)):
+            lines.append(_row(form, *(_pair(*pair) for pair in pairs)))
+    return "\n".join(lines)
+
+
+def of_real_shapes(found: Sequence[Measurement], where: str, n_prompt: int) -> str:
+    """Of the rows of real-shapes: each form and shape beside llama.cpp."""
+    lines = _header("weights", *REAL)
+    for form in FORMS:
+        pairs = []
+        for name in REAL:
+            of = [m for m in found if m.conditions == conditions(name, form, n_prompt, where)]
+            beside = {m.metric: m.ratio for m in of if str(m.peer_name).startswith("llama.cpp")}
+            pairs.append((beside.get("prefill"), beside.get("decode")))
         if any(map(any, pairs)):
             lines.append(_row(form, *(_pair(*pair) for pair in pairs)))
     return "\n".join(lines)
