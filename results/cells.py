@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from results.clock_limits import rules_seen
 from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.records import NO_MODEL, Cell, Method
+from results.rest import POWER_BESIDE
 from results.runs import RunData
 from results.swept import parts_of
 from results.trials import Trial
@@ -24,6 +26,8 @@ THROTTLED = "throttled"
 """The mark of a trial in which the device said that it holds itself back."""
 CLOCK_LIMITS_CHANGED = "clock limits changed"
 """The mark of a trial within which, or since the idle time before it, something set other limits to the clocks."""
+ONE_PART = "one part"
+"""What a meter's joules are of, where it sees no more."""
 STOPPED = "stopped"
 """The mark of a trial in which joulebench itself was stopped for a while, by Ctrl-Z or SIGSTOP."""
 CORES_NOT_KEPT = "cores not kept"
@@ -72,6 +76,14 @@ def trials_of(run: RunData) -> dict[str, list[Trial]]:
 def usable(trials: Iterable[Trial]) -> list[Trial]:
     """What may enter a mean of times or joules: ok, and without marks."""
     return [t for t in trials if t.status == "ok" and not t.marks]
+
+
+def by_device(run: RunData) -> dict[str, list[Trial]]:
+    device_of = {cell.cell_id: cell.device for cell in run.cells}
+    found: defaultdict[str, list[Trial]] = defaultdict(list)
+    for trial in run.trials:
+        found[device_of[trial.cell_id]].append(trial)
+    return dict(found)
 
 
 def answering(trials: Iterable[Trial]) -> list[Trial]:
@@ -249,11 +261,53 @@ def _absent_baseline(run: RunData) -> Iterator[str]:
         yield f"the plan's baseline, {named}, has no cell in this run: arms are told as times another."
 
 
+def parts_seen(trials: Iterable[Trial]) -> dict[str, list[str]]:
+    """By meter: of which parts its joules are, in words, each set of them once. A meter adds up those that it finds as
+    it is opened: after a restart some may not be readable. What is computed knows what ran, and recordings no device.
+    """
+    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for trial in trials:
+        of_meter: defaultdict[str, set[str]] = defaultdict(set)
+        for reading in trial.energy:
+            if reading.phase == "all" and reading.method in ("counter", "integrated power"):
+                of_meter[reading.meter].add(reading.component.removesuffix(POWER_BESIDE))
+        for meter, parts in of_meter.items():
+            # A part that is alone is kept as the total.
+            named = sorted(parts - {"total"})
+            found[meter][", ".join(named) if len(named) > 1 else ONE_PART] = None
+    return {meter: list(sets) for meter, sets in found.items()}
+
+
+def _changed_parts(run: RunData) -> Iterator[str]:
+    for device, trials in by_device(run).items():
+        for meter, sets in parts_seen(usable(trials)).items():
+            if len(sets) > 1:
+                yield (
+                    f"{device}: joules of {meter} are of other parts in some trials than in others"
+                    f" ({'; then '.join(sets)}): their means are of neither, and differences of arms may be of that."
+                )
+
+
+def _changed_rules(run: RunData) -> Iterator[str]:
+    """Of devices whose owner set other limits between two trials that count. Those of a series tell it by the minute
+    (`results.report.endurance_words`)."""
+    for device, trials in by_device(run).items():
+        apart = [trial for trial in usable(trials) if trial.endurance is None]
+        for rules in rules_seen(state for trial in apart for state in trial.conditions).values():
+            if len(rules) > 1:
+                yield (
+                    f"{device}: {CLOCK_LIMITS_CHANGED} between trials ({', then '.join(rules)}): means are of both, and"
+                    " differences of arms may be theirs."
+                )
+
+
 def disturbances(run: RunData) -> list[str]:
     """What workloads say of their items, and whether a busy neighbour was there: it can slow an engine many times."""
     said = dict.fromkeys(f"left out: {cell}." for cell in run.info.left_out)
     said |= dict.fromkeys(_absent_baseline(run))
     said |= dict.fromkeys(_notes(run))
+    said |= dict.fromkeys(_changed_rules(run))
+    said |= dict.fromkeys(_changed_parts(run))
     shared = shared_cpu(run.trials)
     if shared is not None:
         marked = sum(CONTENDED in t.marks for t in run.trials)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from results.core_lists import core_words, parse_cores
 from results.environments import Conditions
@@ -37,6 +37,16 @@ def limit_words(state: Conditions) -> str | None:
     """All limits in force; None where the device tells none of them."""
     told = [limits for limits in (state.frequency_caps, state.cpu_policy, state.gpu_limits) if limits is not None]
     return ("; ".join(words for limits in told for words in limits) or NO_LIMIT) if told else None
+
+
+def rules_seen(states: Iterable[Conditions]) -> dict[str, list[str]]:
+    """By what is told of a device as one: each rule that held in these states once, in words, in their order."""
+    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for state in states:
+        for name in WHOLE:
+            if (rules := getattr(state, name)) is not None:
+                found[name]["; ".join(rules)] = None
+    return {name: list(words) for name, words in found.items()}
 
 
 def changes_of_limits(seen: Sequence[Conditions]) -> Iterator[tuple[Conditions, Conditions]]:

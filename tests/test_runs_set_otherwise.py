@@ -17,7 +17,7 @@ from results.runs import OWN_CODE
 from tests.command import joulebench
 from tests.compared_runs import between, read
 from tests.histories import made_trial, write_history, write_run
-from tests.run_builders import ENVIRONMENT, cell
+from tests.run_builders import ENVIRONMENT, cell, reading
 
 SLOW, FAST = ("governor powersave, 400 to 2600 MHz", "turbo off"), ("governor performance, 400 to 4700 MHz", "turbo on")
 
@@ -133,6 +133,47 @@ def test_clocks_that_are_set_by_other_rules_are_told_of_their_device(tmp_path: P
         told = otherwise_than_before(history.runs)
     than = "the run rests on other files, variables, clock rules or protocol than same"
     assert {run: [one.sentence for one in changed] for run, changed in told.items()} == {"fast": [f"{than}: {words}"]}
+
+
+def test_another_power_limit_of_gpus_is_told_and_of_one_that_nobody_saw_nothing(tmp_path: Path) -> None:
+    high, low, unseen = (
+        write_run(
+            tmp_path / name,
+            [cell("c1")],
+            [made_trial("c1", 0, 1.0, conditions=(Conditions(at_s=0.0, cpu_policy=SLOW, gpu_limits=limits),))],
+            day,
+            inputs={OWN_CODE: "sha256:" + "c" * 64},
+        )
+        for day, (name, limits) in enumerate({"high": ("gpu0: 300 W",), "low": ("gpu0: 200 W",), "none": None}.items())
+    )
+    differ = "Files, variables, clock rules or protocol of the two runs differ: "
+    words = "power limits of GPUs of host gpu0: 300 W → gpu0: 200 W."
+    assert [note for note in between(high, low).notes if "limits" in note] == [f"{differ}{words}"]
+    assert not any("limits" in note for note in between(low, unseen).notes)
+
+
+def test_a_meter_that_sees_other_parts_than_in_the_run_before_is_told(tmp_path: Path) -> None:
+    """Of one meter: its joules would be compared, for certain."""
+    seen = {"both": ("cpu0", "gpu0"), "same": ("cpu0", "gpu0"), "gpu": (), "none": None}
+    runs = [
+        write_run(
+            tmp_path / name,
+            [cell("c1")],
+            [
+                made_trial("c1", 0, 1.0)
+                if parts is None
+                else made_trial("c1", 0, 1.0, energy=tuple(reading("all", 4.0, component=p) for p in ("total", *parts)))
+            ],
+            day,
+            inputs={OWN_CODE: "sha256:" + "c" * 64},
+        )
+        for day, (name, parts) in enumerate(seen.items())
+    ]
+    both, same, gpu, none = runs
+    differ = "Files, variables, clock rules or protocol of the two runs differ: "
+    words = "parts seen by nvml on host cpu0, gpu0 → one part."
+    assert [note for note in between(both, gpu).notes if "parts seen" in note] == [f"{differ}{words}"]
+    assert not any("parts seen" in note for pair in ((both, same), (both, none)) for note in between(*pair).notes)
 
 
 def test_of_clocks_that_nobody_saw_nothing_is_told_and_they_hide_no_change(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import io
 import re
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from harness.summary import print_summary
 from results.cells import disturbances
+from results.environments import Conditions
 from results.expert_heat import ExpertHeat, LayerForetold
 from results.records import EnergyReading
 from results.run_frames import RunFrames
@@ -135,6 +137,46 @@ def test_a_note_names_the_arms_that_have_it_where_not_all_of_a_workload_have() -
     assert "gsm8k: of all." in found
     assert "tiers · gsm8k: of one." in found
     assert "gsm8k: of one." not in found
+
+
+@pytest.mark.parametrize("name", ["cpu_policy", "gpu_limits"])
+def test_a_rule_that_was_changed_between_two_trials_is_told_and_one_that_was_not_seen_is_no_change(name: str) -> None:
+    """Neither trial is marked: within each the rule is one. A marked one is in no mean."""
+
+    def told(*rules: tuple[str, ...] | None) -> list[str]:
+        data = two_arms("10", "10")
+        trials = [
+            t.model_copy(update={"conditions": (Conditions.model_validate({"at_s": 0.0, name: rules[t.repeat]}),)})
+            for t in data.trials
+        ]
+        marked = [t.model_copy(update={"marks": ("charging",) if t.repeat == 2 else ()}) for t in trials]
+        return [line for line in disturbances(replace(data, trials=tuple(marked))) if "limits" in line]
+
+    one, other = ("as it was",), ("the first", "the second")
+    assert told(one, other, one) == [
+        "host: clock limits changed between trials (as it was, then the first; the second): means are of both, and"
+        " differences of arms may be theirs."
+    ]
+    assert told(one, one, other) == told(one, None, one) == []
+
+
+def test_a_meter_that_saw_other_parts_in_some_trials_is_told() -> None:
+    """As after a restart, where the counters of the CPU are readable by root again. gpu0's power checks its counter."""
+
+    def told(*seen: tuple[str, ...]) -> list[str]:
+        data = two_arms("10", "10")
+        trials = [
+            t.model_copy(update={"energy": tuple(reading("all", 1.0, component=part) for part in seen[t.repeat])})
+            for t in data.trials
+        ]
+        return [line for line in disturbances(replace(data, trials=tuple(trials))) if "other parts" in line]
+
+    gpu, both = ("total", "gpu0", "gpu0 power"), ("total", "gpu0", "cpu0")
+    assert told(both, gpu, both) == [
+        "host: joules of nvml are of other parts in some trials than in others (cpu0, gpu0; then one part): their means"
+        " are of neither, and differences of arms may be of that."
+    ]
+    assert told(both, both, both) == told(gpu, ("total",), gpu) == told((), gpu, gpu) == []
 
 
 def foretelling(n_layers: int) -> RunData:

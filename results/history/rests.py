@@ -1,5 +1,5 @@
 """What a run rests on besides the settings of its arms: weights, sheets, recordings, data, variables, its protocol, and
-the rules by which its host sets its clocks.
+the rules by which its host sets its clocks and its GPUs' power, and the parts that its meters saw.
 
 A file is told by its digest, wherever it lies. An arm of one name and one model stays one line of a history when a file
 below it is replaced, so whoever compares two runs says where that was.
@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from results.cells import usable
+from results.cells import by_device, parts_seen, usable
+from results.clock_limits import rules_seen
 from results.history.settings import ABSENT
 from results.records import MODEL_PREFIX
 from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunData, shown_value
 
 PROTOCOL: Final = "protocol."
-CLOCKS: Final = "clocks of "
-"""And a device: governor, limits, turbo. Of a run that did not see them nothing is known."""
+RULES: Final = {"cpu_policy": "clocks of ", "gpu_limits": "power limits of GPUs of "}
+"""And a device: governor, limits, turbo; what their owner lets GPUs draw. Of a run that did not see them nothing is
+known."""
+SEEN_BY: Final = "parts seen by "
+ON: Final = " on "
+"""SEEN_BY a meter ON a device: what its joules are of."""
 NOT_OF_A_FIGURE: Final = ("repeats", "stop")
 """Of the protocol: how often was measured, which stands with each figure."""
+THEN: Final = " then "
 DEFAULT: Final = f"{ABSENT} (the default)"
 
 
@@ -38,26 +44,24 @@ def rests_of(run: RunData) -> dict[str, str]:
     protocol = info.plan.get("protocol")
     if isinstance(protocol, Mapping):
         found |= {f"{PROTOCOL}{key}": str(value) for key, value in protocol.items() if key not in NOT_OF_A_FIGURE}
-    return found | dict(_clocks(run))
+    return found | dict(_seen(run))
 
 
-def _clocks(run: RunData) -> Iterator[tuple[str, str]]:
-    """Of each device whose trials saw by what rules its clocks are set: all of them, in their order."""
-    device_of = {cell.cell_id: cell.device for cell in run.cells}
-    seen: dict[str, dict[str, None]] = {}
-    for trial in usable(run.trials):
-        for state in trial.conditions:
-            if state.cpu_policy is not None:
-                seen.setdefault(device_of[trial.cell_id], {})["; ".join(state.cpu_policy)] = None
-    for device, policies in seen.items():
-        yield f"{CLOCKS}{device}", " then ".join(policies)
+def _seen(run: RunData) -> Iterator[tuple[str, str]]:
+    """Of each device whose trials saw by what rules its clocks and its GPUs' power are set, or of which parts a meter's
+    joules are: all, in their order."""
+    for device, trials in by_device(run).items():
+        for name, rules in rules_seen(state for trial in usable(trials) for state in trial.conditions).items():
+            yield f"{RULES[name]}{device}", THEN.join(rules)
+        for meter, parts in parts_seen(usable(trials)).items():
+            yield f"{SEEN_BY}{meter}{ON}{device}", THEN.join(parts)
 
 
 def known_rests(before: Mapping[str, str], own: Mapping[str, str]) -> Mapping[str, str]:
     """The last that is known: a run from before they were kept, or whose clocks nobody saw, hides no change."""
     if not own:
         return before
-    return {name: value for name, value in before.items() if name.startswith(CLOCKS)} | dict(own)
+    return {name: value for name, value in before.items() if _device_seen(name) is not None} | dict(own)
 
 
 def changed_rests(first: Mapping[str, str], second: Mapping[str, str], model: str, device: str) -> list[str]:
@@ -73,7 +77,7 @@ def changed_rests(first: Mapping[str, str], second: Mapping[str, str], model: st
         if (before := one.get(name)) != (after := other.get(name))
         and not (before in moved and after is None)
         and not (after in moved and before is None)
-        and not (name.startswith(CLOCKS) and None in (before, after))
+        and not (_device_seen(name) is not None and None in (before, after))
     ]
 
 
@@ -87,9 +91,16 @@ def _of_arm(rests: Mapping[str, str], model: str, device: str) -> Iterator[tuple
             continue
         if name.startswith(HARDWARE_SHEET) and not _is_sheet_of(name.removeprefix(HARDWARE_SHEET), device):
             continue
-        if name.startswith(CLOCKS) and name.removeprefix(CLOCKS) != device:
+        if _device_seen(name) not in (None, device):
             continue
         yield name, value
+
+
+def _device_seen(name: str) -> str | None:
+    """Of what trials saw of it; None of what the run knew before."""
+    if name.startswith(SEEN_BY):
+        return name.partition(ON)[2]
+    return next((name.removeprefix(rule) for rule in RULES.values() if name.startswith(rule)), None)
 
 
 def _is_sheet_of(sheet: str, device: str) -> bool:
