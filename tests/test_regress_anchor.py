@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from results.history.index import open_history
+from results.history.marks import mark
+from results.history.regress import Asked, regress
 from tests.histories import judged, made_trial, write_run
 from tests.run_builders import cell
 
@@ -97,3 +100,23 @@ def test_where_means_are_taken_for_lack_of_pairs_they_are_of_one_sitting(
         return
     assert (one.verdict, one.series.points[-1].figure.n) == ("PASS", n)
     assert [point.x for point in one.series.points[10:]] == pytest.approx([0.0] * 10, abs=0.006)
+
+
+@pytest.mark.parametrize(("n_in_turn", "order"), [(3, "sequential"), (0, "shuffled")])
+def test_of_runs_that_measured_arms_in_turn_an_anchor_does_not_take_out_the_drift(
+    tmp_path: Path, n_in_turn: int, order: str
+) -> None:
+    """The oldest runs have no pairs of trials that followed each other; of arms that were, what drifts is out."""
+    for day in range(8):
+        cells = [cell("c1", engine="a", label="a"), cell("c2", engine="b", label="b")]
+        trials = [made_trial(c.cell_id, i, 1.0 + 0.001 * i) for c in cells for i in range(3)]
+        asked = {"order": order if day < 3 else "interleaved"}
+        inputs = {"OMP_NUM_THREADS": "1"}
+        write_run(tmp_path / f"run{day:03d}", cells, trials, day, protocol=asked, inputs=inputs)
+    with open_history(tmp_path) as history:
+        mark(history, "good", ["run000", "run001", "run002"], add=False)
+        found = regress(history, "good", Asked(anchor="a"))
+    (note,) = [words for words in found.notes if " over a in the same run" in words]
+    told = f'In {n_in_turn} of 8 runs protocol.order is "sequential": all repeats of an arm were measured before'
+    assert (told in note) == (n_in_turn > 0)
+    assert ("the machine's drift is out" in note) == (n_in_turn == 0)

@@ -10,13 +10,14 @@ from results.history.index import History
 from results.history.judged import Judged
 from results.history.places import LEAST_SEGMENT
 from results.history.points import RunPoint
+from results.history.rests import PROTOCOL
 
 MOST_TOLD: Final = 4
 
 
 def notes_of(anchor: str | None, judged: Sequence[Judged]) -> Iterator[str]:
     if anchor is not None:
-        yield f"Times and joules are of each arm over {anchor} in the same run: the machine's drift is out."
+        yield _over_anchor(anchor, judged)
     arms: dict[str, dict[str, None]] = {}
     for one in judged:
         for words in one.settings_changed:
@@ -32,6 +33,24 @@ def notes_of(anchor: str | None, judged: Sequence[Judged]) -> Iterator[str]:
         yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
     yield (
         f"The ends of a series are unsure: a change within the last {LEAST_SEGMENT - 1} runs can't be told from chance."
+    )
+
+
+def _over_anchor(anchor: str, judged: Sequence[Judged]) -> str:
+    """What drifts within a run is in both arms of a pair only where these followed each other."""
+    over = f"Times and joules are of each arm over {anchor} in the same run"
+    orders = {
+        point.run.folder: point.run.rests.get(f"{PROTOCOL}order")
+        for one in judged
+        if one.series.is_anchored
+        for point in one.series.points
+    }
+    n_in_turn = sum(order == "sequential" for order in orders.values())
+    if n_in_turn == 0:
+        return f"{over}: the machine's drift is out."
+    return (
+        f'{over}. In {n_in_turn} of {len(orders)} runs protocol.order is "sequential": all repeats of an arm were'
+        " measured before those of the next, and what drifted meanwhile is in the figures."
     )
 
 
