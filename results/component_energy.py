@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from results.cumulative import (
     GAP_FACTOR,
-    MARK_TOLERANCE_S,
     OLDER,
     Cumulative,
     UnresolvedError,
@@ -33,7 +32,7 @@ from results.load_edges import LoadEdges, means_at_edges_j
 from results.rest import Resting, Stood, lowest_w, showing, stood_still
 from results.spikes import lone_spikes, runs_of
 from results.time_means import TimeMeanErrors
-from results.uncertainty import CounterErrors, MeanErrors, PartRead, PowerErrors
+from results.uncertainty import MARK_TOLERANCE_S, CounterErrors, MeanErrors, PartRead, PowerErrors
 from results.units import format_duration
 
 MIN_UPDATES = 10

@@ -25,6 +25,7 @@ from results.liveness import MAX_POWER_W, Beside, Stand, judged_counter, judged_
 from results.records import PowerTrace
 from results.renewal import observed_renewal
 from results.spikes import without_impossible
+from results.uncertainty import MARK_TOLERANCE_S
 
 WRAP_POWER_FACTOR = 100.0
 """A step back is no wrap if it would mean more power than this many times the highest of the other steps."""
@@ -33,8 +34,6 @@ GAP_FACTOR = 5.0
 EDGE_S = 1e-6
 OLDER = 1 / 4
 """Of an update, before its renewal: what a value stands for, of an instant or of the mean of the update before it."""
-MARK_TOLERANCE_S = 1e-3
-"""A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
 
 Array = NDArray[np.float64]
 

@@ -12,7 +12,8 @@ Standard uncertainty (one sigma; dP is a change of power, w the time in which it
                   not. As of a counter that is read where they begin
     counter       P w / sqrt(12) an edge: the age of its value; the value's step: q / sqrt(12);
                   dP dt f (1 - f): an edge at fraction f of the distance dt between two readings;
-                  s dt sqrt(f (1 - f) + w / 2 dt): what varies from step to step is on either side of the edge
+                  s dt sqrt(f (1 - f) + w / 2 dt): what varies from step to step is on either side of the edge;
+                  dP (w / 2) (w / dt) / sqrt(3) a marked edge of several: the power may have changed in the step before
 
 **Scatter** s: what comes and goes faster than it is read was met by chance. Its variance at a value x between its
 neighbours is (x - x_before)(x - x_after) on average: the variance where values are independent, the square of a lone
@@ -56,6 +57,8 @@ LEAST_STEPS = 3
 MEANS_SHARE = 0.1
 """Of the variance of instants: means meet all that happens, and only their stamps err."""
 FEWEST_LAGS = 2
+MARK_TOLERANCE_S = 1e-3
+"""A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
 IN_STEP = 0.5
 """Correlation of the readings with themselves some readings later, from which a load is in step with them."""
 UNEVEN = 0.25
@@ -329,6 +332,19 @@ class Scatter:
         return np.asarray(np.maximum((self._sum_w2[high] - self._sum_w2[low]) / (high - low), 0.0))
 
 
+def _marked_j(times_s: Array, watts: Array, within_s: Array) -> Array:
+    """By how much the energy at each reading [m] errs, if an edge was marked by it, for the power since its renewal.
+
+    That of the step before is taken for it. Where requests follow each other within a renewal or two, this step has the
+    rest of one, the pause and nothing of the next: then the power changed in it by as much as it differs from the step
+    before, in the same direction at each such edge. A step shorter than a renewal shows what flowed in a whole one, or
+    nothing: of its power nothing is known.
+    """
+    share = np.minimum(within_s[1:] / np.diff(times_s), 1.0)
+    unlike_w = np.where(share < 1.0, np.abs(np.diff(watts, prepend=watts[:1])), watts)
+    return np.concatenate([[0.0], within_s[1:] / 2 * share * unlike_w])
+
+
 class CounterErrors:
     """What the readings of a counter leave open of any window: what is the same for all windows is worked out once."""
 
@@ -337,6 +353,7 @@ class CounterErrors:
         self._times_s, self._watts, self._within_s, self._aged_j = times_s, watts, renewed_within_s, aged_j
         self._step_j = step_j
         self._scatter = Scatter(watts)
+        self._marked_j = _marked_j(times_s, watts, renewed_within_s)
 
     def variance_j2(self, edges: Array) -> float:
         """Of the edges [n, 2] of the intervals, between the readings.
@@ -353,7 +370,13 @@ class CounterErrors:
         interpolated_j = self._change_near_w(i, f) * dt * f * (1 - f)
         either_side = np.minimum(f * (1 - f) + self._within_s[i] / (2 * dt), 0.25)
         scatter_j2 = self._scatter.near_w2(i) * dt**2 * either_side
-        return float((age_j2 + scatter_j2 + self._step_j**2 / 12).sum() + interpolated_j.sum() ** 2)
+        alike_j2 = interpolated_j.sum() ** 2
+        if len(edges) > 1:
+            # Of one interval it is in the age.
+            behind = np.minimum(times_s.searchsorted(at_s), len(times_s) - 1)
+            is_marked = (times_s[behind] >= at_s) & (times_s[behind] - at_s < MARK_TOLERANCE_S)
+            alike_j2 += self._marked_j[behind][is_marked].sum() ** 2 / 3
+        return float((age_j2 + scatter_j2 + self._step_j**2 / 12).sum() + alike_j2)
 
     def _change_near_w(self, i: NDArray[np.intp], f: Array) -> Array:
         """By how much the power may have changed within the i-th step, which an edge cuts at f."""
