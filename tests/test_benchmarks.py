@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from tests.benchmarks.loading import LoadFailedError, layers_of, load, resident_
 from tests.benchmarks.measurement import (
     FOLDER,
     Measurement,
+    all_threads,
     beside,
     beside_other_machines,
     command_line,
@@ -370,3 +372,23 @@ def test_no_end_token_ends_an_answer_of_a_race(tmp_path: Path) -> None:
     assert heard[-2:] == ["prefill end", "request end"]
     ended = engine.run(requests[0].model_copy(update={"ignore_end_tokens": False}), lambda event, at_s: None)
     assert ended.n_generated == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["decode-batches", "engine-speed", "kept-cache", "last-layer", "long-prompts", "real-shapes"]
+)
+def test_no_page_tells_other_threads_than_its_rows_have(name: str) -> None:
+    """One was written by a process of one thread, and said so of rows of two."""
+    remarks = (FOLDER / f"{name}.md").read_text(encoding="utf-8").partition("\n|")[0]
+    (told,) = re.findall(r"\d+ threads", remarks)
+    machines = {row.machine for row in read_json(name)}
+    assert machines
+    assert [machine for machine in machines if f", {told}," not in machine] == []
+
+
+def test_a_race_is_not_run_with_fewer_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(SystemExit, match="OMP_NUM_THREADS"):
+        all_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert all_threads() == torch.get_num_threads()

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-import torch
-
 from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from tests.benchmarks.engine_speed import folder_of, instructions_here, written
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
-from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.measurement import Measurement, all_threads, beside, merged, read_json, write_page
 from tests.benchmarks.race_forms import FORMS, conditions
 from tests.benchmarks.race_models import add_models, is_sparse, random_request
 from tests.benchmarks.timing import Instant, Timed, Turns, between, instant, timed
@@ -112,7 +110,7 @@ def compared(
 
 def remarks() -> str:
     return (
-        f"The models of [engine speed](engine-speed.md), {torch.get_num_threads()} threads. So many prompts of "
+        f"The models of [engine speed](engine-speed.md), {all_threads()} threads. So many prompts of "
         f"{N_PROMPT} tokens are read, then {N_NEW - 1} tokens of each are decoded, all sequences in one step; the rate "
         "is of all sequences together, without the first tokens, which come with the prompts. Ours: `run_batch`, "
         "which is `max_batch` of an arm. llama.cpp: llama-batched-bench, which works with keys and values in f16. "

@@ -36,7 +36,7 @@ from engines.techniques.presets import DroplessParameters
 from tests.benchmarks import llama_cpp
 from tests.benchmarks.limits import DensePrefill, Limits, gemm_ways
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
-from tests.benchmarks.measurement import Measurement, beside, merged, read_json, was_quiet, write_page
+from tests.benchmarks.measurement import Measurement, all_threads, beside, merged, read_json, was_quiet, write_page
 from tests.benchmarks.processors import generation
 from tests.benchmarks.race_forms import (
     FORMS,
@@ -302,7 +302,7 @@ def remarks(found: Sequence[Measurement]) -> str:
     active = "; ".join(f"{name}: {active_weights(name) / 1e6:.1f} M" for name in MODELS)
     return (
         "Random weights, hidden 1024, 8 layers, 16 query and 8 key/value heads of 64, vocabulary 2048; batch 1, "
-        f"{torch.get_num_threads()} threads, {N_NEW} new tokens. "
+        f"{all_threads()} threads, {N_NEW} new tokens. "
         f"Weights that a token meets in the layers: {active}.\n\n"
         "Medians of turns, taken by all contenders of a row in turn; a turn is disturbed when other processes took "
         "more than a tenth of the machine, and with too few quiet ones there is no ratio. transformers and llama.cpp "

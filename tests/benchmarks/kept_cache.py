@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from tests.benchmarks.engine_speed import (
     N_NEW,
     Contender,
@@ -27,7 +25,7 @@ from tests.benchmarks.engine_speed import (
 )
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
-from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.measurement import Measurement, all_threads, beside, merged, read_json, write_page
 from tests.benchmarks.race_forms import FORMS, PROMPTS, conditions
 from tests.benchmarks.race_models import add_models, decode_bytes
 
@@ -77,7 +75,7 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
     parser.add_argument("--turns", type=int, default=2)
     arguments = parser.parse_args()
-    remarks = REMARKS.format(threads=torch.get_num_threads(), n_new=N_NEW)
+    remarks = REMARKS.format(threads=all_threads(), n_new=N_NEW)
     llama, why_not = find_llama_bench()
     remarks += "" if why_not is None else f" llama.cpp: {why_not}."
     for name in arguments.models:

@@ -11,8 +11,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from tests.benchmarks.engine_speed import (
     Contender,
     engine_of,
@@ -24,7 +22,7 @@ from tests.benchmarks.engine_speed import (
 )
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
-from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.measurement import Measurement, all_threads, beside, merged, read_json, write_page
 from tests.benchmarks.race_forms import FORMS, PROMPTS, conditions
 from tests.benchmarks.race_models import BASE, add_models, asked_flop, prefill_flop
 
@@ -70,7 +68,7 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
     parser.add_argument("--turns", type=int, default=2)
     arguments = parser.parse_args()
-    remarks = REMARKS.format(threads=torch.get_num_threads(), layers=BASE["num_hidden_layers"])
+    remarks = REMARKS.format(threads=all_threads(), layers=BASE["num_hidden_layers"])
     llama, why_not = find_llama_bench()
     remarks += "" if why_not is None else f" llama.cpp: {why_not}."
     for name in arguments.models:

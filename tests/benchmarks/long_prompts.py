@@ -11,10 +11,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from tests.benchmarks.engine_speed import folder_of, instructions_here, ours, written
-from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.measurement import Measurement, all_threads, beside, merged, read_json, write_page
 from tests.benchmarks.race_forms import BF16_ATTENTION, BF16_FORM, FORMS, INT8_ATTENTION, conditions
 from tests.benchmarks.race_models import MODELS, add_models, attention_flop, prefill_flop
 from tests.benchmarks.timing import Turns
@@ -68,7 +66,7 @@ def remarks() -> str:
         for name, share in shares.items()
     )
     return (
-        f"The models and forms of [engine speed](engine-speed.md), {torch.get_num_threads()} threads, batch 1. "
+        f"The models and forms of [engine speed](engine-speed.md), {all_threads()} threads, batch 1. "
         "Operations are those of the matrices and of causal attention, whose part grows with the prompt; attention is "
         f"bf16 in the forms {BF16_FORM} and {BF16_ATTENTION}; in {INT8_ATTENTION} queries and keys have 8 bits, and "
         "shares and values are whole numbers of 16 bits (bf16 in rows of the Zen 4); in others it is fp32. A long "

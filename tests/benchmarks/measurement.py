@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -133,6 +134,16 @@ def read_json(name: str, folder: Path = FOLDER) -> list[Measurement]:
     if not path.is_file():
         return []
     return [Measurement.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def all_threads() -> int:
+    """What torch and our kernels compute with. A page tells one number of all its rows, of many runs, so that none may
+    be of fewer: raises `SystemExit` where OMP_NUM_THREADS is set, as it is for our tests."""
+    import torch
+
+    if "OMP_NUM_THREADS" in os.environ:
+        raise SystemExit("OMP_NUM_THREADS is set; unset it: rows of other days have all threads of their machine")
+    return torch.get_num_threads()
 
 
 def write_json(name: str, found: Sequence[Measurement], folder: Path = FOLDER) -> None:

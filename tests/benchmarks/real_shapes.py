@@ -12,8 +12,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from tests.benchmarks.engine_speed import (
     Contender,
     folder_of,
@@ -27,7 +25,7 @@ from tests.benchmarks.engine_speed import (
 )
 from tests.benchmarks.limits import Limits, gemm_ways
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
-from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
+from tests.benchmarks.measurement import Measurement, all_threads, beside, merged, read_json, write_page
 from tests.benchmarks.race_forms import FORMS, N_NEW, PHASES, conditions
 from tests.benchmarks.race_models import REAL, active_weights, add_models, shape
 
@@ -82,7 +80,7 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="+", type=int, default=[512], help="lengths, in tokens")
     parser.add_argument("--turns", type=int, default=2)
     arguments = parser.parse_args()
-    remarks = REMARKS.format(threads=torch.get_num_threads(), n_new=N_NEW, shapes="; ".join(map(told_shape, REAL)))
+    remarks = REMARKS.format(threads=all_threads(), n_new=N_NEW, shapes="; ".join(map(told_shape, REAL)))
     llama, why_not = find_llama_bench()
     remarks += "" if why_not is None else f" llama.cpp: {why_not}."
     for name in arguments.models:
