@@ -13,7 +13,9 @@ from results.history.regress import Asked, regress
 from results.history.rests import changed_rests
 from results.history.settings import Settings, changed_settings
 from results.report import regress_page
+from results.report.caveats import caveats_of
 from results.runs import OWN_CODE
+from results.store import Store
 from tests.command import joulebench
 from tests.compared_runs import between, read
 from tests.histories import made_trial, write_history, write_run
@@ -174,6 +176,27 @@ def test_a_meter_that_sees_other_parts_than_in_the_run_before_is_told(tmp_path: 
     words = "parts seen by nvml on host cpu0, gpu0 → one part."
     assert [note for note in between(both, gpu).notes if "parts seen" in note] == [f"{differ}{words}"]
     assert not any("parts seen" in note for pair in ((both, same), (both, none)) for note in between(*pair).notes)
+
+
+def test_trials_whose_joules_are_read_in_two_ways_that_disagree_are_told_of_their_side(tmp_path: Path) -> None:
+    """Else a counter that went over to another unit would be an arm that costs ten times as much, for certain."""
+    doubted = {"disagreements": ("gpu0: counter 6950 J, power samples 695 J: they DISAGREE",)}
+    sound, odd = (
+        write_run(
+            tmp_path / name,
+            [cell("c1")],
+            [made_trial("c1", i, 1.0, energy_j=4.0, **(doubted if i < n_doubted else {})) for i in range(3)],
+            day,
+        )
+        for day, (name, n_doubted) in enumerate({"sound": 0, "odd": 2}.items())
+    )
+    told = "in 2 of 3 trials that count two readings of the same joules disagree: trust neither."
+    assert [note for note in between(sound, odd).notes if "disagree" in note] == [f"B: {told}"]
+    with open_history(tmp_path) as history:
+        assert {run.folder: list(run.remarks) for run in history.runs} == {"sound": [], "odd": [told]}
+    with Store.view(odd) as store:
+        caveats = [caveat.text for caveat in caveats_of(store.data(), "host")]
+    assert caveats == ["in 2 of 3 trials two readings of the same joules disagree"]
 
 
 def test_of_clocks_that_nobody_saw_nothing_is_told_and_they_hide_no_change(tmp_path: Path) -> None:

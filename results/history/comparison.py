@@ -24,7 +24,7 @@ from results.compare import (
     sample_scores,
 )
 from results.history.compared import RATE, Compared, controlled, model_error, of_groups, of_pairs, with_difference
-from results.history.points import CellPoint, Figure, cell_point, shared_told
+from results.history.points import CellPoint, Figure, cell_point, trials_told
 from results.history.rests import changed_rests, rests_of
 from results.history.series import same_way
 from results.history.settings import changed_settings, engine_changes, settings_of
@@ -187,7 +187,7 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
         (first, dict.fromkeys(pair.first.cell_id for pair in pairs)),
         (second, dict.fromkeys(pair.second.cell_id for pair in pairs)),
     ):
-        remarks = (*side.run.remarks, *shared_told(side.run.points[cell_id] for cell_id in ids))
+        remarks = (*side.run.remarks, *trials_told([side.run.points[cell_id] for cell_id in ids]))
         yield from (f"{side.name}: {remark}" for remark in remarks)
     if first.run.info.run_id == second.run.info.run_id:
         cells = list({cell.cell_id: cell for pair in pairs for cell in pair}.values())

@@ -29,7 +29,7 @@ from results.history.points import CellPoint, RunPoint, cell_points, run_point
 from results.store import Store
 
 INDEX: Final = ".history.sqlite"
-VERSION: Final = "16"
+VERSION: Final = "17"
 DEPTH: Final = 4
 BUSY_S: Final = 30.0
 SIDE_FILES: Final = ("", "-wal")

@@ -7,7 +7,7 @@ time: of the others the run's own tables tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -126,7 +126,8 @@ class Figure(Record):
 
 class CellPoint(Record):
     """One cell of one run. asked: digests of its requests. roads: what computed, by phase, where that decides times.
-    left_out: trials that are ok, and in no mean. shares_of_others: of the CPU, in each trial that counts."""
+    left_out: trials that are ok, and in no mean. shares_of_others: of the CPU, in each trial that counts. n_doubted: of
+    these trials, those in which two readings of the same joules disagree."""
 
     cell_id: str
     label: str
@@ -144,6 +145,7 @@ class CellPoint(Record):
     roads: dict[Phase, tuple[str, ...]] = Field(default_factory=dict)
     figures: tuple[Figure, ...] = ()
     shares_of_others: tuple[float, ...] = ()
+    n_doubted: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -215,7 +217,7 @@ def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint
         settings=arm_settings(run.cells),
         rests=rests_of(run),
         code=next((one.value for one in run.info.inputs if one.name == OWN_CODE), None),
-        remarks=(*run.remarks, *shared_told(cells)),
+        remarks=(*run.remarks, *trials_told(cells)),
         is_unfinished=run.is_unfinished,
     )
 
@@ -264,14 +266,19 @@ def cell_point(cell: Cell, trials: Sequence[Trial]) -> CellPoint:
         roads=_roads(good),
         figures=(*cost_figures(good), *score_figures(answering(trials))),
         shares_of_others=tuple(t.foreign_cpu_share for t in good if t.foreign_cpu_share is not None),
+        n_doubted=sum(bool(t.disagreements) for t in good),
     )
 
 
-def shared_told(cells: Iterable[CellPoint]) -> Iterator[str]:
-    """Where a plan lets trials count beside other processes: a neighbour that goes looks like a faster arm."""
+def trials_told(cells: Collection[CellPoint]) -> Iterator[str]:
+    """Where a plan lets trials count beside other processes: a neighbour that goes looks like a faster arm. And where
+    nobody knows which of two readings of their joules is right."""
     shared = shared_by([share for cell in cells for share in cell.shares_of_others])
     if shared is not None:
         yield f"{shared.words('trials that count')}."
+    if n := sum(cell.n_doubted for cell in cells):
+        n_of = sum(cell.n_ok - cell.n_left_out for cell in cells)
+        yield f"in {n} of {n_of} trials that count two readings of the same joules disagree: trust neither."
 
 
 def _roads(trials: Sequence[Trial]) -> dict[Phase, tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from results.cells import model_name, shared_cpu, trials_of
+from results.cells import model_name, parts_seen, shared_cpu, trials_of, usable
 from results.records import MODEL_PREFIX
 from results.roads import comparable_roads
 from results.runs import RunData
@@ -52,6 +52,10 @@ def caveats_of(run: RunData, device: str) -> tuple[Caveat, ...]:
                 f"{shared.n} of {shared.n_of} trials shared the CPU, up to {format_share(shared.most)} of it", "know"
             )
         )
+    if n_doubted := sum(bool(t.disagreements) for t in own):
+        found.append(Caveat(f"in {n_doubted} of {len(own)} trials two readings of the same joules disagree", "know"))
+    if any(len(sets) > 1 for sets in parts_seen(usable(own)).values()):
+        found.append(Caveat("joules are of other parts in some trials than in others", "know"))
     sittings = sittings_of(own)
     if told_apart(cells, sittings):
         found.append(Caveat("arms were measured in different sittings", "know"))
