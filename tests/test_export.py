@@ -30,7 +30,7 @@ def exported(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory
     out = tmp_path_factory.mktemp("exported") / "set"
     ended = joulebench("export", str(finished_run.directory), "--out", str(out))
     assert ended.code == 0, ended.stderr
-    assert {Path(line).name for line in ended.stdout.split()} == {p.name for p in out.iterdir()}
+    assert {Path(line).name for line in ended.stdout.splitlines()} == {p.name for p in out.iterdir()}
     return out
 
 
