@@ -157,7 +157,10 @@ def test_shapes_of_real_models_are_those_of_their_race() -> None:
     least, most = ([end(row.ratio or 0 for row in of) for of in beside_llama] for end in (min, max))
     screen = words_of("docs/engine.md").partition("## Exact")[0]
     assert f"it is {least[0]:.2f} to {most[0]:.1f} and {least[1]:.2f} to {most[1]:.1f} times, and the same" in screen
-    assert f"(docs/engine.md#fast) are at {least[0]:.2f}/{least[1]:.2f} and more." in words_of("README.md")
+    assert (
+        f"(docs/engine.md#is-it-as-fast-with-models-of-real-size) are at {least[0]:.2f}/{least[1]:.2f} and more."
+        in words_of("README.md")
+    )
     behind = {row.conditions for row in rows if "llama" in (row.peer_name or "") and round(row.ratio or 0, 2) < 1}
     assert {words.split(", ")[1] for words in behind} == {"int4"}
 
