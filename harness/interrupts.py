@@ -39,7 +39,7 @@ _held: list[int] = []
 """The first one, until it is raised."""
 _first_s: list[float] = []
 _continued: list[int] = []
-"""One for each time that this process was let go on."""
+"""One for each time that this process was seen to have gone on."""
 _in_command: list[bool] = []
 """Not empty from `raise_in_command` on."""
 
@@ -83,12 +83,18 @@ def end_at_once() -> None:
 
 
 def count_stops() -> None:
-    """From now on, for the whole program. A stop itself (Ctrl-Z, SIGSTOP) cannot be seen; what ends it can."""
-    signal.signal(signal.SIGCONT, lambda number, frame: _continued.append(number))
+    """From now on, for the whole program. A stop itself (Ctrl-Z, SIGSTOP) cannot be seen; what ends it can.
+
+    That is held back until `n_stops` asks for it. `timeout` and systemd send it right behind SIGTERM: a library's
+    thread that it woke would take SIGTERM, and a main thread that waits would not hear of either.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
 
 
 def n_stops() -> int:
-    """How often this process was stopped and went on, since `count_stops`."""
+    """How often this process was stopped and went on, since `count_stops`; between two calls, once at most."""
+    if signal.SIGCONT in signal.sigpending():
+        _continued.append(signal.sigwait({signal.SIGCONT}))
     return len(_continued)
 
 

@@ -341,12 +341,12 @@ def test_a_round_in_which_joulebench_was_stopped_has_no_speed(tmp_path: Path) ->
     """It would be a step down and up again, at 1 % of the speed."""
     bench = HotBench()
     bench.engine = StoppedEngine(bench.machine, bench.fake_device)
-    before = signal.getsignal(signal.SIGCONT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     count_stops()
     try:
         run_to_end(bench, tmp_path / "run", {"minutes": 12, "until_temperature_c": 90})
     finally:
-        signal.signal(signal.SIGCONT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     [series] = found_in(tmp_path / "run")
     [held] = [r for r in series.rounds if r.trial.marks]
     assert held.trial.marks == (STOPPED,)

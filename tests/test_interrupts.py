@@ -98,6 +98,37 @@ def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
     assert "Usage" in stdout
 
 
+def test_what_waits_ends_where_a_continue_comes_right_behind() -> None:
+    """`timeout` and systemd send SIGTERM and SIGCONT. A thread, as libraries have them, took the first in three of four
+    cases, and what waited (serve, a pause between windows) went on."""
+    code = """if True:
+        import threading, time
+        from harness.interrupts import InterruptedBySignalError, end_at_once, raise_in_command
+        end_at_once()
+        raise_in_command()
+        for _ in range(3):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        print("ready", flush=True)
+        try:
+            time.sleep(600)
+        except InterruptedBySignalError:
+            print("ended")
+    """
+    for _ in range(8):
+        given = [sys.executable, "-c", code]
+        with subprocess.Popen(given, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.05)  # it waits by then; where it does not, it ends all the same
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)
+            try:
+                said, _ = process.communicate(timeout=PATIENCE_S)
+            finally:
+                process.kill()
+            assert said == "ended\n"
+
+
 @pytest.mark.parametrize(("number", "code", "words"), marked(ENDINGS[1:], pytest.mark.slow, but=ENDINGS[2:]))
 def test_a_run_that_is_ended_from_outside_keeps_its_trials_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int, words: str

@@ -42,10 +42,10 @@ class StoppedDevice(FakeDevice):
 
 @pytest.fixture
 def stops_are_counted() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGCONT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     count_stops()
     yield
-    signal.signal(signal.SIGCONT, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.mark.usefixtures("stops_are_counted")
