@@ -35,6 +35,7 @@ from harness.state import state_folder
 from harness.variables import is_setting
 from results.file_state import file_state
 from results.runs import OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, Input, shown_value
+from workloads.datasets import SAMPLES
 
 SCHEDULERS = {
     getattr(os, name): name for name in ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
@@ -99,8 +100,13 @@ def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
     for engine in engines:
         if isinstance(engine, ExternalSpec):
             seen |= files_of(engine)
-    seen |= {f"data file {path}": path for path in sorted(run_parts.data_files)}
+    seen |= {f"data file {_shown(path)}": path for path in sorted(run_parts.data_files)}
     yield from seen.items()
+
+
+def _shown(data_file: Path) -> str:
+    """Without the folder of the installation: it is no part of the run, and names its user."""
+    return f"{data_file.name} of joulebench" if data_file.parent == SAMPLES else str(data_file)
 
 
 def _settings() -> Iterator[Input]:

@@ -132,6 +132,18 @@ def test_a_right_answer_that_was_changed_in_the_data_is_refused(
         begun(resume=True)
 
 
+def test_a_run_whose_plan_has_no_path_says_nothing_of_where_joulebench_lies(tmp_path: Path) -> None:
+    """Its owner's name is in that path, and a run is given to others."""
+    draft = draft_plan(raw_plan(workload=[BOOLQ]))
+    bench = RunParts(draft.plan.protocol)
+    open_run(preflight(draft, bench), tmp_path / "run", False, bench).close()
+    bench.close()
+    with Store.view(tmp_path / "run") as store:
+        names = [one.name for one in store.data().info.inputs]
+    assert "data file boolq_validation.jsonl of joulebench" in names
+    assert not [name for name in names if "/" in name]
+
+
 # --- files that change while a run goes on ---------------------------------------------------------------------------
 
 
