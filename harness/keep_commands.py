@@ -82,7 +82,7 @@ def bundle(
     typer.echo(f"root hash {made.root}")
     typer.echo(
         "It shows tampering only against this hash: publish it, or keep it where the file does not lie. It holds"
-        " prompts and answers."
+        " prompts and answers, and paths as the run has them."
     )
     typer.echo(f"  joulebench verify {shlex.quote(str(out))} --root {made.root}")
 
@@ -149,7 +149,8 @@ def open_run(
     page = directory / "report.html" if directory.is_dir() else directory
     if not page.is_file():
         if not directory.is_dir():
-            fail(f"{page}: is not there; no such file", EXIT_BAD_PLAN)
+            told = "is no page; give the folder of a run" if page.exists() else "is not there; no such file"
+            fail(f"{page}: {told}", EXIT_BAD_PLAN)
         try:
             check_holds_run(directory)
         except StoreError as error:

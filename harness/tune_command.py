@@ -71,7 +71,9 @@ def tune(
     slowdown: Annotated[str, typer.Option(help="Of energy: how much slower than the fastest, such as 8%.")] = "8%",
     search: Annotated[
         str | None,
-        typer.Option(help="Of cores: tree, exhaustive, or probing once: aecs, aecs-code, aecs-measured, ios."),
+        typer.Option(
+            help="Of cores: tree (default), exhaustive, or probing once: aecs, aecs-code, aecs-measured, ios."
+        ),
     ] = None,
     constant: Annotated[
         list[str] | None,

@@ -261,6 +261,9 @@ def test_where_it_is_not_written_and_what_open_says(finished_run: FinishedRun, t
     assert [(p.name, p.read_text()) for p in readme.parent.iterdir()] == [("README.md", "mine")]
     page = finished_run.directory / "report.html"
     assert joulebench("open", str(finished_run.directory), "--print").stdout.strip() == str(page)
+    for name, told in (("/dev/null", "is no page"), (str(tmp_path / "none"), "is not there; no such file")):
+        lacking = joulebench("open", name)
+        assert (lacking.code, f"{name}: {told}" in lacking.stderr) == (2, True)
     lacking = joulebench("open", str(tmp_path))
     assert (lacking.code, "holds no run (run.sqlite is absent)" in lacking.stderr) == (2, True)
     (tmp_path / "run").mkdir()
