@@ -79,6 +79,16 @@ def test_a_conversion_that_is_finished_is_left_as_it_is(whole: tuple[Path, Finis
     assert packages(folder) == before
 
 
+def test_packages_are_whole_by_a_path_that_goes_up_too(whole: tuple[Path, Finished]) -> None:
+    """All of `../packages` was told to be damaged: lint and a plan refused it, and a conversion wrote it anew."""
+    folder, _ = whole
+    upwards = folder / "layer-000" / ".." / ".." / folder.name
+    before = packages(folder)
+    assert joulebench("coreml", "lint", str(upwards)).code == 0
+    assert "0 written" in convert(upwards).stdout
+    assert packages(folder) == before
+
+
 def test_a_package_that_was_cut_off_is_found_and_written_anew(whole: tuple[Path, Finished], tmp_path: Path) -> None:
     """By lint, by a plan, and by the command that wrote it."""
     out = tmp_path / "m"

@@ -72,5 +72,5 @@ def _read_sums(package: Path) -> dict[Path, str]:
         return {}
     matches = [_LINE.fullmatch(line) for line in lines]
     read = {package.parent / match[2]: match[1] for match in matches if match is not None}
-    inside = all(path.is_relative_to(package) and ".." not in path.parts for path in read)
+    inside = all(path.is_relative_to(package) and ".." not in path.relative_to(package).parts for path in read)
     return read if len(read) == len(lines) and inside else {}
