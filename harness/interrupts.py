@@ -40,6 +40,7 @@ _held: list[int] = []
 _first_s: list[float] = []
 _continued: list[int] = []
 """One for each time that this process was seen to have gone on."""
+_looking = threading.Lock()
 _in_command: list[bool] = []
 """Not empty from `raise_in_command` on."""
 
@@ -87,14 +88,18 @@ def count_stops() -> None:
 
     That is held back until `n_stops` asks for it. `timeout` and systemd send it right behind SIGTERM: a library's
     thread that it woke would take SIGTERM, and a main thread that waits would not hear of either.
+
+    To be called before there are threads: one that does not hold it back would lose it. Threads and processes that are
+    started afterwards hold it back too, so a worker of a fleet may have had threads before its own call.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
 
 
 def n_stops() -> int:
     """How often this process was stopped and went on, since `count_stops`; between two calls, once at most."""
-    if signal.SIGCONT in signal.sigpending():
-        _continued.append(signal.sigwait({signal.SIGCONT}))
+    with _looking:  # of two that saw it, one would wait for the next
+        if signal.SIGCONT in signal.sigpending():
+            _continued.append(signal.sigwait({signal.SIGCONT}))
     return len(_continued)
 
 

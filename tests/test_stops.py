@@ -23,7 +23,7 @@ from results.environments import Conditions
 from results.store import Store
 from results.tables import tidy
 from tests.command import environment
-from tests.eventually import PATIENCE_S
+from tests.eventually import PATIENCE_S, eventually
 from tests.fakes.machine import FakeBench, FakeDevice
 from tests.plans import FAST, raw_plan
 
@@ -63,22 +63,59 @@ def test_a_trial_in_which_it_was_stopped_is_marked_and_in_no_mean(tmp_path: Path
     assert answering(data.trials) == list(data.trials), "its answers are no others for it"
 
 
-def test_a_real_stop_is_counted() -> None:
+OF_A_WORKER = """if True:
+    import subprocess, sys
+    from harness.interrupts import count_stops
+    count_stops()
+    subprocess.run([sys.executable, *sys.argv[1:]], check=True)
+"""
+
+
+@pytest.mark.parametrize("is_worker", [False, True])
+def test_a_real_stop_is_counted(is_worker: bool) -> None:
+    """Of a worker too, which the command starts: what it imports has threads before it counts."""
     code = """if True:
-        import sys
+        import os, sys, threading
+        if sys.argv[1:]:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
         from harness.interrupts import count_stops, n_stops
         count_stops()
-        print("ready", flush=True)
+        print(os.getpid(), flush=True)
         sys.stdin.readline()
         print(n_stops(), flush=True)
     """
-    given = [sys.executable, "-c", code]
+    given = [sys.executable, "-c", *((OF_A_WORKER, "-c", code, "has threads") if is_worker else (code,))]
     pipe = subprocess.PIPE
     with subprocess.Popen(given, stdin=pipe, stdout=pipe, text=True, env=environment()) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGSTOP)
-        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
-        process.send_signal(signal.SIGCONT)
+        pid = int(process.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        assert eventually(lambda: "State:\tT" in Path(f"/proc/{pid}/status").read_text("utf-8"))
+        os.kill(pid, signal.SIGCONT)
         said, _ = process.communicate("go on\n", PATIENCE_S)
     assert said == "1\n"
+
+
+def test_two_that_look_at_once_do_not_wait_for_the_next_stop() -> None:
+    """As in a worker whose coordinator was lost: its last trial may still run beside another."""
+    code = """if True:
+        import os, signal, threading
+        from harness.interrupts import count_stops, n_stops
+        count_stops()
+        gate = threading.Barrier(9)
+
+        def look():
+            for _ in range(300):
+                gate.wait()
+                n_stops()
+
+        for _ in range(8):
+            threading.Thread(target=look, daemon=True).start()
+        for _ in range(300):
+            os.kill(os.getpid(), signal.SIGCONT)
+            gate.wait(10)
+        print("none waits", flush=True)
+        os._exit(0)
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60)
+    assert ended.stdout == "none waits\n", ended.stderr
