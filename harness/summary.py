@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.asked_summary import print_asked_tables
 from harness.terminal import print_whole, table_of_arms
-from results.cells import disturbances, trials_of, usable, without_figures
+from results.cells import trials_of, usable, without_figures
 from results.counters import COUNTERS
 from results.meter_units import unlike_unit_notes
 from results.metrics import NO_GENERATION, ONE_TOKEN
@@ -21,6 +21,7 @@ from results.records import MODEL_PREFIX
 from results.rederivation import derivation_notes
 from results.resources import resource_notes
 from results.roads import arithmetic_notes, placement_notes, road_notes
+from results.run_notes import run_notes
 from results.same_requests import unlike_notes
 from results.sittings import sitting_notes
 from results.stop_reached import not_reached
@@ -95,7 +96,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
         *unlike_notes(run),
         *road_notes(run),
         *placement_notes(run),
-        *disturbances(run),
+        *run_notes(run),
         *sitting_notes(run),
         *not_reached(run),
         *unlike_unit_notes(run),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from results import tables
-from results.cells import disturbances
 from results.compare import UnlikeError, compare_trials
 from results.records import Completion
 from results.report.against import ASKED_OTHERWISE
@@ -16,6 +15,7 @@ from results.report.figure_tables import asked_of, figure_tables
 from results.report.html import html_text
 from results.report.page_units import PageUnits
 from results.report.standings import device_groups
+from results.run_notes import run_notes
 from results.runs import RunData
 from results.same_requests import asked_alike, unlike_notes
 from results.summary import summary
@@ -201,7 +201,7 @@ def test_a_baseline_that_went_onto_no_device_is_told() -> None:
         data = run([cell(engine=arm)], [trial()])
         plan = data.info.plan | ({} if baseline is None else {"baseline": baseline})
         info = data.info.model_copy(update={"plan": plan})
-        return disturbances(RunData(info, data.cells, data.trials, data.load_traces))
+        return run_notes(RunData(info, data.cells, data.trials, data.load_traces))
 
     assert told in notes("bf16", "dropless")
     for baseline, arm in (("bf16", "bf16"), ("bf16", "bf16[threads=1]"), (None, "dropless")):
@@ -213,7 +213,7 @@ def test_notes_of_repeats_that_count_otherwise_stand_in_one_line() -> None:
     shared = "{} of {} tokens came together with others"
     repeats = [trial(repeat=i, notes=(shared.format(n, 20), "2 of 2 began late")) for i, n in enumerate((12, 6, 8))]
     (workload,) = {cell().workload}
-    assert disturbances(run([cell()], repeats))[:2] == [
+    assert run_notes(run([cell()], repeats))[:2] == [
         f"{workload}: 6 to 12 of 20 tokens came together with others.",
         f"{workload}: 2 of 2 began late.",
     ]

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from harness.summary import print_summary
-from results.cells import disturbances
 from results.environments import Conditions
 from results.expert_heat import ExpertHeat, LayerForetold
 from results.records import EnergyReading
 from results.run_frames import RunFrames
+from results.run_notes import run_notes
 from results.runs import RunData
 from tests.run_builders import cell, completion, reading, run, trial
 from tests.scored_runs import two_arms
@@ -133,7 +133,7 @@ def test_a_note_names_the_arms_that_have_it_where_not_all_of_a_workload_have() -
     trials = [
         t.model_copy(update={"notes": ("of all", "of one") if t.cell_id == tiers else ("of all",)}) for t in data.trials
     ]
-    found = disturbances(replace(data, trials=tuple(trials)))
+    found = run_notes(replace(data, trials=tuple(trials)))
     assert "gsm8k: of all." in found
     assert "tiers · gsm8k: of one." in found
     assert "gsm8k: of one." not in found
@@ -150,7 +150,7 @@ def test_a_rule_that_was_changed_between_two_trials_is_told_and_one_that_was_not
             for t in data.trials
         ]
         marked = [t.model_copy(update={"marks": ("charging",) if t.repeat == 2 else ()}) for t in trials]
-        return [line for line in disturbances(replace(data, trials=tuple(marked))) if "limits" in line]
+        return [line for line in run_notes(replace(data, trials=tuple(marked))) if "limits" in line]
 
     one, other = ("as it was",), ("the first", "the second")
     assert told(one, other, one) == [
@@ -169,7 +169,7 @@ def test_a_meter_that_saw_other_parts_in_some_trials_is_told() -> None:
             t.model_copy(update={"energy": tuple(reading("all", 1.0, component=part) for part in seen[t.repeat])})
             for t in data.trials
         ]
-        return [line for line in disturbances(replace(data, trials=tuple(trials))) if "other parts" in line]
+        return [line for line in run_notes(replace(data, trials=tuple(trials))) if "other parts" in line]
 
     gpu, both = ("total", "gpu0", "gpu0 power"), ("total", "gpu0", "cpu0")
     assert told(both, gpu, both) == [

@@ -27,8 +27,9 @@ from harness.tuning.aecs import PRESETS
 from harness.tuning.probing import Arm, Probe, Search, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.race import AllFailedError, Ask, Failed, Objective, RaceResult
 from harness.tuning.space import Space
-from results.cells import disturbances, usable
+from results.cells import usable
 from results.records import Method, Phase, Record
+from results.run_notes import run_notes
 from results.store import Store, StoreError
 from results.trials import Trial
 from results.units import format_share
@@ -189,7 +190,7 @@ def run_session(
             raise SessionBrokenOffError(error.words(space.names)) from error
         except ValueError as error:
             raise SessionBrokenOffError(str(error)) from error
-        disturbed = tuple(disturbances(store.data()))
+        disturbed = tuple(run_notes(store.data()))
     found = tuple(PhaseFound(phase, results[phase], tuple(probes[phase])) for phase in options.phases)
     modelled = all(cell_plan.is_modelled for cell_plan in plan.cells)
     return SessionFound(space, options, found, "modelled" if modelled else "measured", disturbed)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from results.cells import by_device, parts_seen, usable
+from results.cells import by_device, usable
 from results.clock_limits import rules_seen
 from results.history.settings import ABSENT
 from results.records import MODEL_PREFIX
+from results.run_notes import parts_seen
 from results.runs import HARDWARE_SHEET, OF_MODEL, OF_PROFILE, OWN_CODE, SHA256, RunData, shown_value
 
 PROTOCOL: Final = "protocol."

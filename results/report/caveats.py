@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from results.cells import model_name, parts_seen, shared_cpu, trials_of, usable
+from results.cells import model_name, shared_cpu, trials_of, usable
 from results.records import MODEL_PREFIX
 from results.roads import comparable_roads
+from results.run_notes import parts_seen
 from results.runs import RunData
 from results.sittings import sittings_of, told_apart, told_in_turn
 from results.units import format_share

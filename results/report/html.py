@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from results.cells import CONTENDED, NO_ERROR, data_sources, disturbances, mark_words, usable, without_figures
+from results.cells import CONTENDED, NO_ERROR, data_sources, mark_words, usable, without_figures
 from results.environments import Environment
 from results.meter_units import unlike_unit_notes
 from results.operations import extrapolation_notes
@@ -48,6 +48,7 @@ from results.report.self_test import self_test_lines
 from results.report.step_timelines import step_timelines
 from results.roads import build_words, placement_notes, road_notes
 from results.run_frames import RunFrames
+from results.run_notes import run_notes
 from results.runs import RunData, RunInfo, shown_value
 from results.same_requests import unlike_notes
 from results.sittings import sitting_notes
@@ -252,7 +253,7 @@ def warnings_of(run: RunData) -> list[str]:
     samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
-    found += unlike_notes(run) + road_notes(run) + placement_notes(run) + disturbances(run) + sitting_notes(run)
+    found += unlike_notes(run) + road_notes(run) + placement_notes(run) + run_notes(run) + sitting_notes(run)
     found += not_reached(run)
     return found + unlike_unit_notes(run) + lost_trace_notes(run) + derivation_notes(run)
 
