@@ -24,6 +24,8 @@ from devices.meters.modelled import ModelledMeter, load_watts_sheet
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.reference import ReferenceEngine
+from engines.shown import Shown
+from engines.techniques.context import NOTHING
 from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, measured, write_page
@@ -48,7 +50,7 @@ def prompt() -> tuple[int, ...]:
 def bare(checkpoint: Checkpoint, stamped: bool) -> Turn:
     """stamped: each token's time is taken on the run's clock and kept."""
     model, cache, now_s = Transformer(checkpoint), KeyValueCache(checkpoint.config), MonotonicClock().now_s
-    technique = dropless()
+    technique, shown = dropless(), Shown(NOTHING, None)
 
     @torch.inference_mode()
     def turn() -> Timed:
@@ -59,8 +61,10 @@ def bare(checkpoint: Checkpoint, stamped: bool) -> Turn:
         before = instant()  # which reads a file, so the time begins anew after it
         started_s = time.perf_counter()
         for _ in range(N_NEW - 1):
-            hidden_TH, _ = model.forward(torch.tensor([token]), cache, technique, "decode")
-            token = int(model.logits(hidden_TH)[0].argmax())
+            decoded = model.decode(token, cache, technique, shown)
+            assert decoded is not None  # one call of the kernels, as the engine makes it
+            assert decoded.largest is not None
+            _, token = decoded.largest
             if stamped:
                 times_s.append(now_s())
         seconds = time.perf_counter() - started_s
