@@ -16,7 +16,11 @@ ARITHMETIC = {
     "bf16": ("bf16 by bf16",),
     "int8": ("int8 by int8", "int4 by int8"),
 }
-BY_BITS = (("f32",), ("bf16", "f16", "bf16 by bf16"), ("int8", "int8 by int8"))
+BY_BITS = (
+    ("f32",),
+    ("bf16", "f16", "bf16 by bf16"),
+    ("int8", "int8 by int8", "int8 by int8 with bf16 attention", "int8 by int8 with int8 attention"),
+)
 
 
 def test_rate_of_memory_differs_between_rows_as_the_page_says() -> None:
@@ -50,11 +54,14 @@ def test_decoding_by_an_even_memory_is_that_of_the_rows_whose_memory_read_so() -
 @pytest.mark.parametrize(
     ("arithmetic", "where", "told"),
     [
-        ("fp32", AVX512, "fp32, AVX-512"),
-        ("bf16", AVX512, "bf16, AVX-512"),
-        ("int8", AVX512, "int8, AVX-512"),
-        ("fp32", HELD, "fp32, held to AVX2"),
-        ("int8", HELD, "int8, held to AVX2"),
+        ("fp32", AVX512, "fp32, AVX-512 (Zen 5)"),
+        ("bf16", AVX512, "bf16, AVX-512 (Zen 5)"),
+        ("int8", AVX512, "int8, AVX-512 (Zen 5)"),
+        ("fp32", ZEN_4, "fp32, AVX-512 (Zen 4)"),
+        ("bf16", ZEN_4, "bf16, AVX-512 (Zen 4)"),
+        ("int8", ZEN_4, "int8, AVX-512 (Zen 4)"),
+        ("fp32", HELD, "fp32, AVX2 held (Zen 5)"),
+        ("int8", HELD, "int8, AVX2 held (Zen 5)"),
         ("fp32", AVX2, "fp32, AVX2 (Zen 3)"),
         ("int8", AVX2, "int8, AVX2 (Zen 3)"),
         ("fp32", INTEL, "fp32, AVX-512 (Emerald Rapids)"),
