@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -185,6 +186,13 @@ def test_what_the_instruments_lack_is_said_with_its_remedy(changes: dict[str, bo
         assert phone.battery() is not None
         assert phone.facts().n_cores is None
         phone.close()
+
+
+def test_a_home_that_cannot_be_written_is_no_broken_link(tunneld: FakeTunneld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pymobiledevice3.common._HOMEFOLDER", Path("/dev/null/pymobiledevice3"))
+    with pytest.raises(DeviceError, match=r"cannot use /dev/null.*set HOME to a folder that can be written") as raised:
+        Phone("ios:", tunneld.address).reach()
+    assert not isinstance(raised.value, TransientDeviceError)
 
 
 def test_without_the_library_its_install_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

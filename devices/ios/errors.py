@@ -56,6 +56,12 @@ def ios_errors(subject: str) -> Iterator[None]:
                 f"{subject} is not attached ({_said(error)}); is it in reach, and awake?"
             ) from error
         except (*lost, TimeoutError, EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.filename is not None:
+                # A file and no socket: the library keeps a folder at home, and reaches no phone without it.
+                raise DeviceError(
+                    f"{subject}: pymobiledevice3 cannot use {error.filename} ({error.strerror});"
+                    " set HOME to a folder that can be written"
+                ) from error
             raise TransientDeviceError(f"{subject}: the link broke ({_said(error)})") from error
         except QueueShutDown as error:
             raise TransientDeviceError(f"{subject}: the link broke (its instruments say nothing more)") from error
