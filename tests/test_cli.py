@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def test_a_disk_that_is_full_while_tables_are_written_costs_no_trial(finished_ru
     path, _, said = done.stderr.removeprefix("error: ").partition(": cannot be written (File too large)")
     assert Path(path).parent == out
     assert "every finished trial is kept" in said
-    assert f"joulebench report {finished_run.directory}" in done.stderr
+    assert f"joulebench report {shlex.quote(str(finished_run.directory))}" in done.stderr
     assert not Path(path).exists()
     assert not list(out.glob(".*"))
 

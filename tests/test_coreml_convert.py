@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -56,7 +57,7 @@ def test_a_model_is_converted_and_its_manifest_names_what_is_there(whole: tuple[
     # One line a package where there is no terminal.
     assert sum(" of " in line and ".mlpackage" in line for line in done.stderr.splitlines()) == len(manifest.packages)
     assert "takes a Mac" in done.stdout
-    assert f"joulebench coreml lint {folder}" in done.stdout
+    assert f"joulebench coreml lint {shlex.quote(str(folder))}" in done.stdout
     # What was planned is what is stored, up to 64 bytes of header for each weight.
     for package in manifest.packages:
         held = (folder / package.path / "Data/com.apple.CoreML/weights/weight.bin").stat().st_size

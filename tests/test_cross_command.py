@@ -173,7 +173,7 @@ def test_two_machines_of_one_name_are_refused_and_one_is_asked_once(tmp_path: Pa
     asked = ["cross", "--prompt", "4", "--decode", "1", "--technique", "coreml-cpu", "--json", "--model", "phi-3.5-moe"]
     told = CliRunner().invoke(app, [*asked, "--machine", str(first), "--machine", str(again)])
     assert told.exit_code == 2
-    assert f"'{first}' and '{again}' are both called mine" in told.output
+    assert f"{str(first)!r} and {str(again)!r} are both called mine" in told.output
     once = CliRunner().invoke(app, [*asked, "--machine", str(first), "--machine", f"{tmp_path}/./mine.toml"])
     assert [row["machine"] for one in json.loads(once.stdout) for row in one["rows"]] == ["mine"], once.output
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -73,7 +74,10 @@ def read_only_run(tmp_path: Path, finished_run: FinishedRun) -> Iterator[Path]:
 def test_the_report_of_a_run_on_a_read_only_disk_goes_elsewhere(tmp_path: Path, read_only_run: Path) -> None:
     told = joulebench("report", str(read_only_run))
     assert (told.code, len(told.problems)) == (7, 1), told.stderr
-    assert f"`joulebench report {read_only_run}` writes the tables, and with --out into another one" in told.stderr
+    assert (
+        f"`joulebench report {shlex.quote(str(read_only_run))}` writes the tables, and with --out into another one"
+        in told.stderr
+    )
     assert joulebench("report", str(read_only_run), "--out", str(tmp_path / "elsewhere")).code == 0
     assert (tmp_path / "elsewhere/report.html").is_file()
 

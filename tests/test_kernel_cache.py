@@ -6,13 +6,14 @@ import hashlib
 import json
 import logging
 import os
-import pwd
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,8 +168,9 @@ def test_what_was_compiled_serves_where_it_cannot_be_kept(
 ) -> None:
     """As on a full disk: the folder goes while the compiler works. It was compiled twice, 20 s each."""
     log = tmp_path / "log"
-    script = f'echo " $* " >>{log}; rm -rf {folder}; exec {shutil.which("c++")} "$@"'
-    monkeypatch.setenv("CXX", str(program(tmp_path / "compiler", script)))
+    kept, gone = shlex.quote(str(log)), shlex.quote(str(folder))
+    script = f'echo " $* " >>{kept}; rm -rf {gone}; exec {shutil.which("c++")} "$@"'
+    monkeypatch.setenv("CXX", shlex.quote(str(program(tmp_path / "compiler", script))))
     assert load_anew().kernels is not None
     assert log.read_text().count(" -shared ") == 1
     (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
@@ -197,7 +199,8 @@ def test_folder_is_never_one_beside_or_below_the_current_one(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv(variable, named)
-    home = Path(pwd.getpwuid(os.geteuid()).pw_dir) if variable == "HOME" else tmp_path
+    monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_dir="/home/listed"))
+    home = Path("/home/listed") if variable == "HOME" else tmp_path
     assert cache_folder(cache.KIND) == home / ".cache" / "joulebench" / "kernels"
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import select
+import shlex
 import shutil
 import subprocess
 import threading
@@ -95,7 +96,8 @@ def test_broken_compiler_does_not_end_the_search(
     program(bin_folder / "g++", f'exec {real} "$@"')
     monkeypatch.setenv("PATH", f"{bin_folder}:/usr/bin:/bin")
     assert load_anew().kernels is not None
-    assert f"{bin_folder}/c++ failed on kernels.cpp: kernels.cpp:1: error: too old; g++ 12 and" in caplog.text
+    first = shlex.quote(f"{bin_folder}/c++")
+    assert f"{first} failed on kernels.cpp: kernels.cpp:1: error: too old; g++ 12 and" in caplog.text
     caplog.clear()
     assert load_anew().kernels is not None
     assert not caplog.records, "what the second compiler built is found before the first is tried again"
@@ -166,15 +168,16 @@ def test_sources_are_compiled_side_by_side(folder: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr("engines.kernels.compile.SOURCES", (tmp_path / "kernels.cpp", more))
     begun = tmp_path / "begun"
     begun.mkdir()
-    wait = f"i=0; until [ $(ls {begun} | wc -l) = 2 ]; do i=$((i + 1)); [ $i = 300 ] && exit 1; sleep 0.1; done"
+    place = shlex.quote(str(begun))
+    wait = f"i=0; until [ $(ls {place} | wc -l) = 2 ]; do i=$((i + 1)); [ $i = 300 ] && exit 1; sleep 0.1; done"
     own = program(
-        tmp_path / "my-c++", f'case "$*" in *.cpp*) touch {begun}/$$; {wait};; esac; exec {shutil.which("c++")} "$@"'
+        tmp_path / "my-c++", f'case "$*" in *.cpp*) touch {place}/$$; {wait};; esac; exec {shutil.which("c++")} "$@"'
     )
-    monkeypatch.setenv("CXX", str(own))
+    monkeypatch.setenv("CXX", shlex.quote(str(own)))
     found = load_anew()
     assert found.kernels is not None
     assert found.manifest is not None
-    assert found.manifest.command.startswith(str(own))
+    assert found.manifest.command.startswith(shlex.quote(str(own)))
 
 
 def test_compiler_that_takes_too_long_is_told_with_what_helps(
@@ -186,17 +189,17 @@ def test_compiler_that_takes_too_long_is_told_with_what_helps(
     monkeypatch.setattr("engines.kernels.compile.TIMEOUT_S", 0.1)
     found = load_anew()
     assert found.kernels is None
-    assert str(found.reason).endswith(
-        "c++ took more than 0.1 s on the kernels; start again when this machine is less busy"
-    )
+    called = shlex.quote(f"{tmp_path}/bin/c++")
+    assert found.reason == f"{called} took more than 0.1 s on the kernels; start again when this machine is less busy"
 
 
 def test_what_a_compiler_started_ends_with_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """g++ is a driver: what compiles is a process of its own, which holds the far end of this pipe."""
     pipe = tmp_path / "pipe"
+    place = shlex.quote(str(pipe))
     os.mkfifo(pipe)
     (tmp_path / "bin").mkdir()
-    program(tmp_path / "bin" / "c++", f"/bin/sh -c 'echo begun; exec /bin/sleep 600' > {pipe} &\nwait")
+    program(tmp_path / "bin" / "c++", f"/bin/sh -c 'echo begun; exec /bin/sleep 600' > {place} &\nwait")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr("engines.kernels.compile.TIMEOUT_S", 2.0)
     with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as end:
@@ -226,7 +229,7 @@ def test_compiler_whose_build_does_not_load_does_not_end_the_search(
     own = program(
         tmp_path / "my-c++", f'[ "$1" = --version ] && echo my own 1.0 && exit\n{script.replace("REAL", real)}'
     )
-    monkeypatch.setenv("CXX", str(own))
+    monkeypatch.setenv("CXX", shlex.quote(str(own)))
     for _ in range(2):
         caplog.clear()
         found = load_anew()
@@ -234,7 +237,7 @@ def test_compiler_whose_build_does_not_load_does_not_end_the_search(
         assert found.manifest is not None
         assert found.manifest.compiler != "my own 1.0"
         (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
-        assert line.startswith(f"what {own} built is of no use here: kernels-")
+        assert line.startswith(f"what {shlex.quote(str(own))} built is of no use here: kernels-")
         assert words in line
         assert str(folder) not in line.partition("(")[0], "the folder has no fault"
         assert line.endswith(f"; kernels of {found.manifest.compiler} are used")
@@ -253,7 +256,7 @@ def test_kept_build_that_loads_serves_where_no_compiler_does(
     shutil.rmtree(folder)
     reason = load_anew().reason
     assert reason is not None
-    assert "c++ built is of no use here" in reason
+    assert f"{shlex.quote(f'{bin_folder}/c++')} built is of no use here" in reason
 
 
 def test_file_that_is_no_program_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +267,7 @@ def test_file_that_is_no_program_is_told(folder: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("PATH", str(bin_folder))
     reason = load_anew().reason
     assert reason is not None
-    assert "c++ cannot be started ([Errno 8] Exec format error" in reason
+    assert f"{shlex.quote(f'{bin_folder}/c++')} cannot be started ([Errno 8] Exec format error" in reason
 
 
 def test_compiler_that_the_user_names_is_the_one_that_builds(
@@ -272,7 +275,7 @@ def test_compiler_that_the_user_names_is_the_one_that_builds(
 ) -> None:
     load_anew()
     own = program(tmp_path / "my-c++", f'[ "$1" = --version ] && echo my own 1.0 || exec {shutil.which("c++")} "$@"')
-    monkeypatch.setenv("CXX", str(own))
+    monkeypatch.setenv("CXX", shlex.quote(str(own)))
     found = load_anew().manifest
     assert found is not None
     assert found.compiler == "my own 1.0"
@@ -295,7 +298,7 @@ def test_inexact_arithmetic_is_refused_and_another_compiler_builds(
     if hidden and flag == "-Ofast":
         flag = "-O3 -ffast-math"
     own = program(tmp_path / "my-c++", f'exec {shutil.which("c++")} {flag} "$@"')
-    monkeypatch.setenv("CXX", str(own) if hidden else f"c++ {flag}")
+    monkeypatch.setenv("CXX", shlex.quote(str(own)) if hidden else f"c++ {flag}")
     found = load_anew().manifest
     assert found is not None
     assert flag not in found.command
@@ -358,7 +361,7 @@ def test_two_names_of_one_compiler_are_tried_once(
     bin_folder.mkdir()
     for real, n in (("my-g++-12", 1), ("ccache", 2)):
         tried.write_text("")
-        program(bin_folder / real, f'case "$*" in *.cpp*) echo "$0" >> {tried};; esac; exit 1')
+        program(bin_folder / real, f'case "$*" in *.cpp*) echo "$0" >> {shlex.quote(str(tried))};; esac; exit 1')
         for name in ("c++", "g++"):
             (bin_folder / name).unlink(missing_ok=True)
             (bin_folder / name).symlink_to(bin_folder / real)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import signal
 import tempfile
 import time
@@ -133,7 +134,7 @@ def test_what_was_fitted_is_written_elsewhere_where_it_was_asked_is_no_room(
     if is_json:
         assert [row["median_miss"] for row in json.loads(told.out)] == [0.25]
     else:
-        assert f"joulebench cross --machine {sheet} --weights fp32" in told.out
+        assert f"joulebench cross --machine {shlex.quote(str(sheet))} --weights fp32" in told.out
         # 30 billion weights, which cross asks by itself, fit into the memory of few machines.
         assert "--model takes a smaller model" in told.out
     assert (out.read_text(), out.with_suffix(".csv").exists()) == ("another's", False)
@@ -143,7 +144,8 @@ def test_what_was_fitted_is_written_elsewhere_where_it_was_asked_is_no_room(
 def test_a_sheet_of_this_machine_loads_and_says_how_it_was_made(tmp_path: Path) -> None:
     found = joulebench("model", "fit", "--quick", "--even-if-busy", "--threads", "1", "--out", str(tmp_path / "m.toml"))
     assert found.code == 0, found.stderr
-    assert found.stdout.endswith(f"joulebench cross --machine {tmp_path / 'm.toml'} --weights fp32\n")
+    named = shlex.quote(str(tmp_path / "m.toml"))
+    assert found.stdout.endswith(f"joulebench cross --machine {named} --weights fp32\n")
     sheet = parse_sheet((tmp_path / "m.toml").read_text(), "m")
     assert sheet.units["cpu"].busy_w is None
     assert "1 threads" in sheet.description

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 
@@ -216,7 +217,10 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     for arguments, said in (
         (("--baseline", "good", str(tmp_path)), "--baseline good: no baseline and no run of"),
-        (("--baseline", "good", str(tmp_path)), f"`joulebench baseline set NAME RUN --history {tmp_path}` makes one"),
+        (
+            ("--baseline", "good", str(tmp_path)),
+            f"`joulebench baseline set NAME RUN --history {shlex.quote(str(tmp_path))}` makes one",
+        ),
         (
             ("--baseline", "run000", str(tmp_path), "--anchor", "x"),
             "--anchor x: run000 has no such arm; it has dropless",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,8 +58,8 @@ def test_the_page_s_line_for_cron_works_with_what_cron_sets(tmp_path: Path) -> N
     """Its program was in no folder of cron's PATH, and what it said of errors reached no mail."""
     page = Path(__file__).parents[1] / "docs/schedule.md"
     (line,) = (line for line in page.read_text("utf-8").splitlines() if " regress --baseline " in line)
-    command = line.split(maxsplit=5)[5].replace("/my/folder", str(tmp_path))
-    command = command.replace("/my/venv/bin/joulebench", str(EXECUTABLE))
+    command = line.split(maxsplit=5)[5].replace("/my/folder", shlex.quote(str(tmp_path)))
+    command = command.replace("/my/venv/bin/joulebench", shlex.quote(str(EXECUTABLE)))
     mail = tmp_path / "bin/mail"
     mail.parent.mkdir()
     mail.write_text('#!/bin/sh\necho "$@"\ncat\n')
@@ -281,7 +282,7 @@ def test_a_failed_run_tells_why_and_its_message_is_no_code(tmp_path: Path) -> No
     teller = tmp_path / "tell"
     teller.write_text('#!/bin/sh\ncat > input; printf %s "$1" > argument; printf %s "$JOULEBENCH_MESSAGE" > variable\n')
     teller.chmod(0o755)
-    assert add(tmp_path, "--name", HOSTILE, "--notify", f"{teller} {{}}")[0] == 0
+    assert add(tmp_path, "--name", HOSTILE, "--notify", f"{shlex.quote(str(teller))} {{}}")[0] == 0
     (tmp_path / "plan.toml").unlink()
     code, _, errors = schedule(tmp_path, "run-due")
     assert code == 2

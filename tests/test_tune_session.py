@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -320,7 +321,7 @@ def test_a_check_of_an_older_search_leaves_what_plans_find_by_its_name(
     kept = tmp_path / "tuned" / "here.json"
     later = write_profile(profile.model_copy(update={"created_at": "2099-01-01T00:00:00+00:00"}), kept).read_bytes()
     found = joulebench("tune", "--check", str(older), "--pairs", "2", "--out", str(tmp_path / "one"))
-    assert f"{kept}: left as it is, for it is of another search of this name" in found.stdout
+    assert f"{shlex.quote(str(kept))}: left as it is, for it is of another search of this name" in found.stdout
     assert kept.read_bytes() == later
     checked = read_profile(older)
     assert checked.check is not None
