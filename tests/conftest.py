@@ -38,6 +38,9 @@ settings.load_profile("any load")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# A shell may say how wide its terminal is: tables that are printed in this process would fold.
+os.environ.pop("COLUMNS", None)
+
 # A shell that starts the tests in the background has them and all that they start ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -136,6 +139,8 @@ def no_usbmuxd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither this machine's iPhones nor its pairing records."""
     monkeypatch.setenv("USBMUXD_SOCKET_ADDRESS", "127.0.0.1:1")
     monkeypatch.setenv("HOME", str(tmp_path))
+    # As the library looked it up when it was imported.
+    monkeypatch.setattr("pymobiledevice3.common._HOMEFOLDER", tmp_path / "pymobiledevice3", raising=False)
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ def test_without_a_home_in_the_environment_the_state_is_where_the_system_knows_i
     """As a shell finds it: `~name` reads the system's list of users, not HOME."""
     told = subprocess.run(["sh", "-c", "eval echo ~$(id -un)"], env=home | {"PATH": os.environ["PATH"]},
                           capture_output=True, text=True, check=True)  # fmt: skip
+    if told.stdout.startswith("~"):
+        pytest.skip("this user is in no list of users")
     assert state_folder(home, "linux") == Path(told.stdout.strip()) / ".local/state/joulebench"
 
 

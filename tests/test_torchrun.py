@@ -100,7 +100,8 @@ def test_a_rank_that_does_not_come_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_may_read_is_no_place_to_meet(tmp_path: Path) -> None:
-    (tmp_path / "m").mkdir(mode=0o755)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m").chmod(0o755)
     with pytest.raises(EngineError, match="is not a folder of this user alone"):
         Meeting(Launch(0, 2, tmp_path / "m"), meet_s=0.1)
 
