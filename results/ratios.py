@@ -97,8 +97,12 @@ def widened(ratio: Ratio, relative_error: float) -> Ratio:
 def ratio_of_exponentials(arm: SampleScores, baseline: SampleScores) -> Ratio:
     """Of e to the means of logarithms of the same samples: e to the mean of their differences, and to its interval."""
     found = compare_scores(baseline, arm, is_binary=False)
-    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
-    return Ratio(math.exp(found.mean), low, high, found.n, found.reason)
+    if found.low is None or found.high is None:
+        return Ratio(math.exp(found.mean), n=found.n, reason=found.reason)
+    try:
+        return Ratio(math.exp(found.mean), math.exp(found.low), math.exp(found.high), found.n, found.reason)
+    except OverflowError:
+        return Ratio(math.exp(found.mean), n=found.n, reason="its interval ends beyond any number")
 
 
 def ratio_of_shares(arm: SampleScores, baseline: SampleScores) -> Ratio:

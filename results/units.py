@@ -168,7 +168,11 @@ def format_count(n: float) -> str:
 
 def _plain(value: float) -> str:
     """`PLAIN_DIGITS` significant digits, but no digit before the point is ever made up into a zero."""
-    return "0" if value == 0 else _fixed(value, min(_last_digit(value, PLAIN_DIGITS), 0))
+    if value == 0:
+        return "0"
+    last = _last_digit(value, PLAIN_DIGITS)
+    # Beyond the digits of a double all of them are made up, and `Decimal` holds 28.
+    return _fixed(value, last if last > 15 else min(last, 0))
 
 
 def _fixed(value: float, last: int) -> str:

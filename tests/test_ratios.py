@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.ratios import Ratio, ratio_of_means, ratio_of_shares, widened
+from results.ratios import Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
 
 FIGURES_PAGE = Path(__file__).parent.parent / "docs" / "figures.md"
 
@@ -164,3 +164,12 @@ def test_the_page_says_how_often_the_ratio_of_an_arm_that_only_loses_is_held(los
         if found.low <= truth <= found.high:
             share += float(stats.binom.pmf(n_lost, 100, lost_of_100 / 100))
     assert round(100 * share) == held
+
+
+def test_an_interval_of_exponentials_that_ends_beyond_any_number_is_none() -> None:
+    """Differences of 598 and -0.5 nats: mean 298.75; 12.706 times 598.5 / 2 above it lies beyond 709.8, e to which is
+    the largest double."""
+    found = ratio_of_exponentials({"a": (600.0,), "b": (2.0,)}, {"a": (2.0,), "b": (2.5,)})
+    assert found.value == pytest.approx(math.exp(298.75))
+    assert (found.low, found.high, found.is_clear) == (None, None, False)
+    assert found.reason == "its interval ends beyond any number"

@@ -216,3 +216,25 @@ def test_the_first_screen_tells_them_as_the_picture_and_the_history_do(metric: s
     first = of_metric(metric, (2 * value, 0.0))
     data = run(named("first", "second"), [first.model_copy(update={"cell_id": name}) for name in ("first", "second")])
     assert figures(data, 2)["first"].value == shown
+
+
+def page_values(*nats: tuple[float, ...]) -> list[str]:
+    names = ["first", "second"]
+    trials = [of_texts(own).model_copy(update={"cell_id": name}) for own, name in zip(nats, names, strict=True)]
+    return [one.value for one in figures(run(named(*names), trials), 2).values()]
+
+
+def test_an_arm_whose_texts_scatter_by_hundreds_of_nats_still_has_a_page() -> None:
+    """e to the mean of 600 and 2 nats is 5.28e+130; the ratio's interval ends beyond any double."""
+    values = page_values((2.0, 2.5), (600.0, 2.0))
+    assert [value.split(",")[0] for value in values] == [f"{math.exp(2.25):.2f}", "5.28e+130"]
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_perplexity_that_is_infinite_is_no_figure(broken: int) -> None:
+    """A token of probability 0 has infinitely many nats."""
+    nats = [(2.0, 2.5), (2.0, 2.5)]
+    nats[broken] = (2.0, math.inf)
+    values = page_values(*nats)
+    assert "inf" not in values[broken].split(",")[0]
+    assert values[1 - broken].startswith(f"{math.exp(2.25):.2f},")

@@ -33,10 +33,10 @@ def against(figure: ArmFigure, base: ArmFigure) -> Against:
     name = base.arm.name
     if figure.value is None:
         return Against(None, figure.reason)
-    if figure.is_log != base.is_log:
-        return _untested(figure, base, "this score is no mean over samples, so nothing tests it")
     if base.value is None:
         return Against(None, f"{name} has no figure: {base.reason}")
+    if figure.is_log != base.is_log:
+        return _untested(figure, base, "this score is no mean over samples, so nothing tests it")
     if figure.way != base.way:
         ways = [f.spoken_way if figure.unit == base.unit else f"{f.spoken_way}, in {f.unit}" for f in (figure, base)]
         return Against(None, f"not compared: {figure.arm.name} is {ways[0]}; {name} is {ways[1]}")

@@ -228,7 +228,7 @@ class ArmFigures:
                 logarithms = sample_logarithms(self._answering[cell.cell_id], metric, aggregate)
         except UnlikeError as error:
             return replace(none, reason=str(error))
-        if logarithms:
+        if logarithms and aggregate is not None and math.isfinite(aggregate):
             n = len(logarithms)
             return replace(none, value=aggregate, method="measured", n=n, scores=logarithms, is_log=True, rising=rising)
         is_mean = bool(scores) and (
