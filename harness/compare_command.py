@@ -107,8 +107,9 @@ def _parsed(told: str) -> tuple[Path, str | None, str | None]:
     places = [i for i, letter in enumerate(told) if letter in ":@"]
     place = next((i for i in (len(told), *reversed(places)) if told[:i] and Path(told[:i]).is_dir()), None)
     if place is None:
-        what = "no such folder; give the folder of a run, an arm of it as RUN:ARM, a device as RUN@DEVICE"
-        fail(f"{told}: {what}", EXIT_BAD_PLAN)
+        what = "a file, and no folder" if Path(told).exists() else "no such folder"
+        wanted = "give the folder of a run, an arm of it as RUN:ARM, a device as RUN@DEVICE"
+        fail(f"{told}: {what}; {wanted}", EXIT_BAD_PLAN)
     folder, rest = Path(told[:place]), told[place + 1 :] or None
     return (folder, None, rest) if told[place : place + 1] == "@" else (folder, rest, None)
 

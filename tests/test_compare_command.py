@@ -113,7 +113,9 @@ def test_each_value_of_the_table_stands_under_its_own_name(tmp_path: Path) -> No
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
-    for side, said in ((tmp_path / "x", "no such folder"), (tmp_path, "holds no run")):
+    page = tmp_path / "report.html"
+    page.write_text("a page", encoding="utf-8")
+    for side, said in ((tmp_path / "x", "no such folder"), (page, "a file, and no folder"), (tmp_path, "holds no run")):
         done = joulebench("compare", str(side), str(tmp_path))
         (line,) = done.problems
         assert (done.code, said in line) == (2, True)
