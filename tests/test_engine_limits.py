@@ -162,7 +162,7 @@ def dense_behind(processor: str) -> str:
         nearly_all,
         reaching_behind_a_long_prompt,
         lambda: f"decodes there at {dense_behind('Zen 5')} of that limit (f32, bf16, int8) on the Zen 5",
-        lambda: f"On the Zen 4 it decodes at {dense_behind('Zen 4')} of the limit.",
+        lambda: f"On the Zen 4 it decodes at {dense_behind('Zen 4')} of the limit: ",
     ],
 )
 def test_limits_are_those_of_the_rows(says: Callable[[], str]) -> None:

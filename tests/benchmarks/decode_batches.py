@@ -127,8 +127,7 @@ def remarks() -> str:
         "2.05 GB of 128, and one of 32 sequences 4.3 GB of 128. At 30 to 34 GB/s that takes 34 to 39, 60 to 69 and 127 "
         "to 144 ms, and transformers took 64, 99 and 222. Until 28 November an end token could end an answer. Then "
         "only the time behind it was counted, and the rate was up to seven times what it was: in 2 of 18 turns with 32 "
-        "sequences of the dense model that we looked at. Rows of the Zen 4 and 5 are of before; those of the Zen 4 are "
-        "medians of several turns."
+        "sequences of the dense model that we looked at. Rows of the Zen 5 are of before."
     )
 
 
