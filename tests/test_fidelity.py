@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,9 @@ def test_a_sample_takes_as_much_text_as_its_tokens_need(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_absent_short_or_binary_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"text: no file .*absent\.txt; name one that is there"):
-        Fidelity(FidelityParameters(text=str(tmp_path / "absent.txt")), None)
+    absent = str(tmp_path / "absent.txt")
+    with pytest.raises(WorkloadError, match=re.escape(f"text: no file {absent}; name one that is there")):
+        Fidelity(FidelityParameters(text=absent), None)
     with pytest.raises(WorkloadError, match="no data folder was given; set JOULEBENCH_DATA"):
         Fidelity(FidelityParameters(text="books"), None)
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
