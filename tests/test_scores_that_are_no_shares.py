@@ -13,6 +13,9 @@ from scipy import stats
 from results.binary_scores import exponential_interval
 from results.history.comparison import Side, compare
 from results.records import Score
+from results.report.against import Against, against
+from results.report.arm_figures import ArmFigure
+from results.report.arms import Arm
 from results.report.compare_page import _drawn, table_row
 from results.share_metrics import is_share_metric
 from results.tables import accuracy
@@ -238,3 +241,10 @@ def test_a_perplexity_that_is_infinite_is_no_figure(broken: int) -> None:
     values = page_values(*nats)
     assert "inf" not in values[broken].split(",")[0]
     assert values[1 - broken].startswith(f"{math.exp(2.25):.2f},")
+
+
+def test_nothing_is_a_multiple_of_a_perplexity_that_is_no_figure() -> None:
+    arms = [Arm(i, name, name, "dropless", "host", "tiny", "{}", "") for i, name in enumerate(("first", "second"))]
+    base = ArmFigure(arms[0], None, "", "measured", None, 1, "samples", reason="it came out as inf")
+    figure = ArmFigure(arms[1], 9.5, "", "measured", None, 1, "samples", scores={"a": (2.25,)}, is_log=True)
+    assert against(figure, base) == Against(None, "first has no figure: it came out as inf")
