@@ -115,19 +115,10 @@ def remarks() -> str:
         "is of all sequences together, without the first tokens, which come with the prompts. Ours: `run_batch`, "
         "which is `max_batch` of an arm. llama.cpp: llama-batched-bench, which works with keys and values in f16. "
         "transformers: fp32, one tensor of all prompts, its fastest expert implementation. Forms are those of engine "
-        "speed. Rows of the Zen 5 are of steps that Python took layer by layer. One call, as on the Zen 4, takes "
-        "0.91 and 0.93 of their time (8 sequences of 128 and of 16 experts, in turns in one process). Its rows of "
-        "f16 and of int8 by int8 are of 26 November, and of kernels that read weights and inputs of a "
-        "few rows from memory at each use "
-        "([what holding them gained](../decisions/0007-kernels-for-many-tokens.md)). Of int4 by int8 on 27 November, "
-        "16 experts were run three times and 128 experts twice: a neighbour disturbed the runs that are not here. "
-        "llama.cpp gave 597 and 698 token/s for 128 experts the day before, by which ours would be 1.02 and 1.35 times "
-        "as fast. Beside transformers the aim is 2. On the Emerald Rapids memory does not allow it with models of "
+        "speed. Beside transformers the aim is 2. On the Emerald Rapids memory does not allow it with models of "
         "experts, but for 32 sequences of 16: by chance a step of 8 sequences in f32 reads 1.17 GB of 16 experts and "
         "2.05 GB of 128, and one of 32 sequences 4.3 GB of 128. At 30 to 34 GB/s that takes 34 to 39, 60 to 69 and 127 "
-        "to 144 ms, and transformers took 64, 99 and 222. Until 28 November an end token could end an answer. Then "
-        "only the time behind it was counted, and the rate was up to seven times what it was: in 2 of 18 turns with 32 "
-        "sequences of the dense model that we looked at. Rows of the Zen 5 are of before."
+        "to 144 ms, and transformers took 64, 99 and 222."
     )
 
 
